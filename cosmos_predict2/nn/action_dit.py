@@ -81,6 +81,10 @@ class ActionDiT(Video2WorldDiT, ABC):
             self.state_head = StateHead(action_size, self.in_channels, state_range)
         self.init_weights()
 
+    @property
+    def outer_modules(self) -> list[nn.Module]:
+        return [*super().outer_modules, *self.action_mlps()]
+
     def _with_actions(
         self,
         x_B_T_H_W_D: Tensor,

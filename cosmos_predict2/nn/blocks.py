@@ -260,7 +260,7 @@ def _require_half_on_cuda(name: str, device: torch.device, dtype: torch.dtype, h
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 Rope: TypeAlias = tuple[Tensor, Tensor]  # cosine and sine, (L, K / 2) each
-KeysValues: TypeAlias = tuple[Tensor, Tensor]  # (B, S, N, K) each
+KeysValues: TypeAlias = tuple[Tensor, ...]  # (B, S, N, K) each; of some networks those of two contexts
 
 
 @dataclass

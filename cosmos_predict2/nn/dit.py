@@ -41,6 +41,7 @@ from cosmos_predict2.nn.layers import (
     RotaryPositions,
     TimestepEmbedding,
     Timesteps,
+    at_least_float32,
     starts,
 )
 from cosmos_predict2.nn.state_head import StateHead
@@ -79,6 +80,8 @@ class DiT(nn.Module):
 
     has_condition_channel = False
     takes_actions = False  # see action_dit
+    extra_channels = 0  # that follow the noisy latents, and
+    image_channels: int | None = None  # the width of features of a picture that cross-attention reads: see wan_dit
     begins_anew: tuple[str, ...] = ()  # patterns of parameters that the weights which training starts from may lack
 
     def __init__(
@@ -217,6 +220,17 @@ class DiT(nn.Module):
 
     def get_block(self, i: int) -> Block:
         return cast(Block, self.blocks[i])
+
+    @property
+    def outer_modules(self) -> list[nn.Module]:
+        """The modules beside the blocks that have parameters worth sharding."""
+        found = [self.final_layer, self.extra_pos_embedder, self.t_embedder, self.crossattn_proj, self.state_head]
+        return [module for module in found if module is not None]
+
+    @property
+    def last_layer(self) -> nn.Module:
+        """The module behind the blocks."""
+        return self.final_layer
 
     def _blocks(self) -> list[Block]:
         return cast("list[Block]", list(self.blocks))
@@ -440,7 +454,8 @@ class DiT(nn.Module):
             angles_L_K = angles_L_K[seen.start * h * w : seen.stop * h * w]
             if extra_1_T_H_W_D is not None:
                 extra_1_T_H_W_D = extra_1_T_H_W_D[:, seen]
-        return (torch.cos(angles_L_K), torch.sin(angles_L_K)), extra_1_T_H_W_D
+        dtype = at_least_float32(self.dtype)  # of the tables; angles may be wider
+        return (torch.cos(angles_L_K).to(dtype), torch.sin(angles_L_K).to(dtype)), extra_1_T_H_W_D
 
     def _text(self, crossattn_emb_B_S_E: Tensor | None) -> Tensor | None:
         """The text as the blocks attend to it; None where they attend to none."""

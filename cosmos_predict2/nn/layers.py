@@ -241,7 +241,7 @@ def starts(net: nn.Module) -> dict[str, Start]:
 # Embeddings of latents, times and places ------------------------------------------------------------------------------
 
 
-RopePrecision = Literal["float32", "module"]
+RopePrecision = Literal["float32", "module", "float64"]
 BASE_FPS = 24  # frame rate at which fps modulation leaves positions as they are
 MAX_PERIOD = 10000.0
 
@@ -309,8 +309,8 @@ class RotaryPositions(nn.Module):
     """Angles of the rotary embedding over time, height and width, with NTK extrapolation per axis.
 
     The three buffers exist because released files hold them; the angles are computed from the sizes. Precision
-    "float32" keeps buffers and angles out of any cast below float32. "module" rounds where a network that was cast as
-    a whole rounds: released weights were trained so.
+    "float32" keeps buffers and angles out of any cast below float32, and "float64" computes angles there. "module"
+    rounds where a network that was cast as a whole rounds: released weights were trained so.
     """
 
     seq: Tensor
@@ -356,7 +356,7 @@ class RotaryPositions(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        if self.precision == "float32" and self.seq.dtype.itemsize < torch.float32.itemsize:
+        if self.precision != "module" and self.seq.dtype.itemsize < torch.float32.itemsize:
             for name in ("seq", "dim_spatial_range", "dim_temporal_range"):
                 self._buffers[name] = torch.empty_like(getattr(self, name), dtype=torch.float32)
             self.reset_buffers()
@@ -365,7 +365,7 @@ class RotaryPositions(nn.Module):
     def axis_angles(self, size: tuple[int, int, int], fps_B: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Angles per axis, (T', dim_t / 2), (H', dim_h / 2) and (W', dim_w / 2), in float32 or better."""
         device = self.seq.device
-        dtype = at_least_float32(self.seq.dtype)
+        dtype = torch.float64 if self.precision == "float64" else at_least_float32(self.seq.dtype)
         low = self.seq.dtype if self.precision == "module" else dtype
         angles = []
         for axis, (length, dim, theta) in enumerate(zip(size, self.dims, self.thetas)):
@@ -404,6 +404,14 @@ def rotate(x_B_L_N_K: Tensor, cos_L_K: Tensor, sin_L_K: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return _rotated(x_B_L_N_K, cos_L_K, sin_L_K)
     return cast(Tensor, _Rotation.apply(x_B_L_N_K, cos_L_K, sin_L_K))
+
+
+def rotate_pairs(x_B_L_N_K: Tensor, cos_L_K: Tensor, sin_L_K: Tensor) -> Tensor:
+    """Each pair (x_{2i}, x_{2i + 1}) turned by its angle; the first of all pairs come first, then the second.
+
+    Queries and keys are reordered alike, so that their products are those of pairs left in their places.
+    """
+    return rotate(x_B_L_N_K.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), cos_L_K, sin_L_K)
 
 
 class _Rotation(torch.autograd.Function):

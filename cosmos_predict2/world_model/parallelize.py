@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.nn.action_dit import ActionDiT
 from cosmos_predict2.nn.blocks import AttentionOp
 from cosmos_predict2.nn.dit import DiT
 from imaginaire.distributed.context_parallel import exchange, gather, split
@@ -65,11 +64,8 @@ def _shard(net: DiT, dims: ParallelDims, fsdp_shard_size: int) -> None:
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(last, mesh=mesh, reshard_after_forward=False)  # the backward pass begins with it
-    others: list[torch.nn.Module | None] = [net.final_layer, net.extra_pos_embedder, net.t_embedder, net.crossattn_proj]
-    others += [*net.action_mlps(), net.state_head] if isinstance(net, ActionDiT) else []
-    for module in others:
-        if module is not None:
-            fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for module in net.outer_modules:
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
     fully_shard(net, mesh=mesh, reshard_after_forward=False)
     # A warning for code that adds in place to what such a module returns, which nothing in the network does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
@@ -234,13 +230,13 @@ def apply_recompute(net: DiT, mode: str = "none", every_n_blocks: int = 1, **oth
     policy = checked_policy(mode, every_n_blocks, **others)
     if policy is None:
         return
-    if any("forward" in vars(module) for module in (*net.blocks, net.final_layer)):
+    if any("forward" in vars(module) for module in (*net.blocks, net.last_layer)):
         raise ConfigError(f"This network recomputes already: apply {RECOMPUTE_KEY}.mode once.")
     for i in range(0, len(net.blocks), every_n_blocks):
         block = net.get_block(i)
         _mark(block, policy)
         _recompute(block, policy)
-    _recompute(net.final_layer, KeptResults())
+    _recompute(net.last_layer, KeptResults())
 
 
 def checked_policy(mode: str = "none", every_n_blocks: int = 1, **others: Any) -> KeptResults | None:
