@@ -110,6 +110,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "2B Predict2.5": _net(_2B, (1.0, 3.0, 3.0), **_P25),
     "14B Predict2.5": _net(_14B, (1.0, 3.0, 3.0), **_P25),
 }
+_WAN_13B = dict(model_channels=1536, num_blocks=30, num_heads=12, ffn_channels=8960)
+_WAN_14B = dict(model_channels=5120, num_blocks=40, num_heads=40, ffn_channels=13824)
+WAN_NETWORKS: dict[str, dict[str, Any]] = {  # arguments of cosmos_predict2.nn.wan_dit
+    "1.3B Wan2.1 T2V": _WAN_13B,
+    "14B Wan2.1 T2V": _WAN_14B,
+    "14B Wan2.1 I2V": {**_WAN_14B, "in_channels": 36, "image_channels": 1280},
+}
 
 
 # Part of the released models' behaviour: a functional constant, so every character counts.

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.checkpoints import wan_names
 from cosmos_predict2.checkpoints.card import read_card, safetensors_header
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
 from cosmos_predict2.checkpoints.dit_weights import clean_name
@@ -30,7 +31,7 @@ _KOHYA = re.compile(r"(lora_unet|lora_transformer|lycoris)_(?P<layer>\w+)")
 _WORD = re.compile(
     r"(action_embedder_(B_3D|B_D|tokens)|adaln_modulation(_self_attn|_cross_attn|_mlp)?|(x|t)_embedder|patch_embed|time_embed"
     r"|final_layer|crossattn_proj|(self|cross)_attn|(q|k|v|output)_proj|linear_\d|transformer_blocks|norm_out|proj_out"
-    r"|to_(q|k|v|out)|[^_]+)(_|$)"
+    r"|to_(q|k|v|out)|(k|v)_img|(patch|text|time)_embedding|time_projection|img_emb|[^_]+)(_|$)"
 )
 _OTHER_KINDS = {  # of adapters, by a part of their names
     "lokr_": "LoKr", "hada_": "LoHa", "oft_": "OFT", "dora_scale": "DoRA", "lora_mid": "LoCon with a middle factor",
@@ -139,7 +140,7 @@ def read_adapter(path: str, *, alpha: float | None = None, which: str = "auto") 
     settings: PeftSettings | None
     if metadata.get("format") == FILE_FORMAT:
         settings = PeftSettings.of({"r": metadata.get("rank"), "lora_alpha": metadata.get("alpha")}, file)
-    elif any(".lora_A.default." in name for name in source):
+    elif any(".base_layer." in name for name in source):
         return _of_a_network(path, source, alpha, which)
     else:
         settings = _diffusers_settings(metadata, file)
@@ -378,7 +379,7 @@ def _our_layer(layer: str, path: str) -> str:
         layer = layer.removeprefix(prefix)
     if kohya := _KOHYA.fullmatch(layer):
         layer = ".".join(match[1] for match in _WORD.finditer(kohya["layer"]))
-    ours = from_diffusers_name(f"{layer}.weight")
+    ours = from_diffusers_name(f"{layer}.weight") or wan_names.from_diffusers_name(f"{layer}.weight")
     if ours is None and not layer.startswith("transformer_blocks."):
         return layer
     if ours is None:

@@ -38,6 +38,7 @@ from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.data.views import named, views_of_data
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.released import PREDICT25
 from cosmos_predict2.text.trained_text import KEY as TEXT_KEY
 from cosmos_predict2.text.trained_text import TrainedText
@@ -87,7 +88,7 @@ def register(*classes: type) -> None:
         buildable("part")(cls)
 
 
-register(Video2WorldDiT, FlatActionDiT, ChunkActionDiT, TinyTokenizer, WanTokenizer)
+register(Video2WorldDiT, FlatActionDiT, ChunkActionDiT, WanDiT, TinyTokenizer, WanTokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +159,16 @@ class ModelCard:
         return self.has_action_embedders if cls is None else issubclass(cls, ActionDiT)
 
     @property
+    def is_wan(self) -> bool:
+        """True for a network of Wan2.1: as recorded, else by its names."""
+        cls = self.network_class
+        return issubclass(cls, WanDiT) if cls is not None else self.family is not None and self.family.is_wan
+
+    @property
     def is_predict2p5(self) -> bool:
         """True if the network predicts the velocity of a flow: as recorded, else by its projection of the text."""
         if self.pipeline:
-            return bool(self.pipeline.get("flow"))
+            return bool(self.pipeline.get("flow")) and not self.is_wan
         return self.family is not None and self.family.text_projection_from is not None
 
     @property

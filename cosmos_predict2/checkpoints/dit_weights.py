@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cosmos_predict2.checkpoints import wan_names
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.released import NETWORKS, describe_missing, download_command, not_yet_here
@@ -30,7 +31,8 @@ WHICH = ("auto", "net", "net_ema")
 WORLD_MODEL = "world_model."  # of a run whose ``net.`` is a policy
 # The first layer of a network, in our names or diffusers', and what other programs put before it.
 _FIRST_LAYER = re.compile(
-    r"(?P<prefix>((model|diffusion_model|module)\.)*)((net|net_ema)\.)?(x_embedder\.proj\.1|patch_embed\.proj)\."
+    r"(?P<prefix>((model|diffusion_model|module)\.)*)((net|net_ema)\.)?"
+    r"(x_embedder\.proj\.1|patch_embed\.proj|patch_embedding)\."
 )
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")  # of recomputation, compile, FSDP1
 
@@ -132,9 +134,10 @@ def inside_a_pipeline(address: str) -> str:
 
 
 def is_diffusers(names: Iterable[str]) -> bool:
-    """True if the names are those of diffusers' transformer."""
+    """True if the names are those of a transformer of diffusers."""
     names = set(names)
-    return "patch_embed.proj.weight" in names and any(name.startswith("transformer_blocks.") for name in names)
+    is_cosmos = "patch_embed.proj.weight" in names and any(name.startswith("transformer_blocks.") for name in names)
+    return is_cosmos or _WAN_TIME in names
 
 
 def _from_diffusers(source: Mapping[str, Tensor], address: str, which: str) -> Mapping[str, Tensor]:
@@ -143,12 +146,14 @@ def _from_diffusers(source: Mapping[str, Tensor], address: str, which: str) -> M
             f"{address} is in diffusers' layout, which holds no averaged copy: leave --load_ema out (in Python: ask for"
             " 'net')."
         )
-    if unknown := [name for name in source if from_diffusers_name(name) is None]:
+    rename = wan_names.from_diffusers_name if _WAN_TIME in source else from_diffusers_name
+    source = weights.renamed(source, lambda name: None if name.endswith(wan_names.IGNORED) else name)
+    if unknown := [name for name in source if rename(name) is None]:
         raise CheckpointError(
             f"{address} is a diffusers transformer with {len(unknown)} names that this network does not have:"
             f" {', '.join(unknown[:5])}."
         )
-    return weights.renamed(source, from_diffusers_name)
+    return weights.renamed(source, rename)
 
 
 # The network that names and shapes show -------------------------------------------------------------------------------
@@ -157,7 +162,7 @@ def _from_diffusers(source: Mapping[str, Tensor], address: str, which: str) -> M
 LATENT_CHANNELS = 16
 RATIO = 4  # pixel frames, and so actions, that make a latent frame
 ACTION_SIZES = {7: "pose and gripper", 8: "with a quaternion", 29: "GR1", 43: "G1"}  # numbers of known data
-_SIZES = {(1280, 20): "0.6B", (2048, 28): "2B", (5120, 36): "14B"}
+_SIZES = {(1280, 20): "0.6B", (2048, 28): "2B", (5120, 36): "14B", (1536, 30): "1.3B", (5120, 40): "14B"}
 # Channels that enter the patch embedding: latents, condition mask, padding mask, seven views.
 _KINDS = {17: "Text2Image", 18: "Video2World", 25: "multiview"}
 
@@ -167,6 +172,9 @@ ACTION_EMBEDDERS = "action_embedder_*"
 _ACTION = "action_embedder_B_D.fc1.weight"
 _ACTION_ON_TOKENS = "action_embedder_tokens.fc1.weight"
 _PROJECTION = "crossattn_proj.0.weight"
+_WAN_PATCH, _WAN_FINAL, _WAN_IMAGE = "patch_embedding.weight", "head.head.weight", "img_emb.proj.1.weight"
+_WAN_TIME = "condition_embedder.time_proj.weight"  # in diffusers' layout
+_WAN_HEAD_DIM = 128  # of released networks; their shapes do not show it
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,8 @@ class Family:
     action_hidden: int | None  # width of their hidden layer
     has_action_tokens: bool  # a third embedder adds to the tokens
     has_extra_positions: bool
+    is_wan: bool = False
+    image_width: int | None = None  # of the features that an image-to-video network of Wan2.1 reads
 
     @property
     def size(self) -> str | None:
@@ -196,6 +206,8 @@ class Family:
     def kind(self) -> str:
         if self.action_inputs is not None:
             return "action-conditioned Video2World"
+        if self.is_wan:
+            return f"Wan2.1 {'T2V' if self.input_channels == LATENT_CHANNELS else 'I2V'}"
         return _KINDS.get(self.input_channels, f"network with {self.input_channels} input channels")
 
     @property
@@ -203,6 +215,8 @@ class Family:
         """The key in ``released.NETWORKS``, for a network that was released; derived ones give their base."""
         if self.size is None:
             return None
+        if self.is_wan:
+            return f"{self.size} {self.kind}"
         if self.text_projection_from is not None:
             return f"{self.size} Predict2.5"
         return f"{self.size} Text2Image" if self.kind == "Text2Image" else f"{self.size} Video2World"
@@ -210,6 +224,16 @@ class Family:
     @property
     def net_arguments(self) -> dict[str, Any]:
         """Arguments of the network that show in its shapes, without those for actions."""
+        if self.is_wan:
+            return dict(
+                in_channels=self.input_channels,
+                model_channels=self.width,
+                num_blocks=self.num_blocks,
+                num_heads=self.width // self.head_dim,
+                ffn_channels=self.mlp_width,
+                crossattn_emb_channels=self.text_width,
+                image_channels=self.image_width,
+            )
         return dict(
             in_channels=self.input_channels - 1 - (self.kind != "Text2Image"),
             model_channels=self.width,
@@ -237,12 +261,32 @@ def describe(source: Mapping[str, Tensor]) -> Family | None:
     def shape(name: str) -> tuple[int, ...] | None:
         return shape_of(source, names[name]) if name in names else None
 
+    blocks = {name.split(".")[1] for name in names if name.startswith("blocks.")}
+    patch, final = shape(_WAN_PATCH), shape(_WAN_FINAL)
+    text, mlp, image = shape("text_embedding.0.weight"), shape("blocks.0.ffn.0.weight"), shape(_WAN_IMAGE)
+    if patch is not None and len(patch) == 5 and final is not None and text is not None and mlp is not None:
+        return Family(
+            width=patch[0],
+            num_blocks=len(blocks),
+            head_dim=min(_WAN_HEAD_DIM, patch[0]),
+            input_channels=patch[1],
+            patch_volume=patch[2] * patch[3] * patch[4],
+            text_width=text[1],
+            text_projection_from=None,
+            adaln_rank=None,
+            mlp_width=mlp[0],
+            action_inputs=None,
+            action_hidden=None,
+            has_action_tokens=False,
+            has_extra_positions=False,
+            is_wan=True,
+            image_width=None if image is None else image[1],
+        )
     patch, final = shape(_PATCH), shape(_FINAL)
     keys, mlp = shape("blocks.0.cross_attn.k_proj.weight"), shape("blocks.0.mlp.layer1.weight")
     norm = shape("blocks.0.self_attn.q_norm.weight")
     if patch is None or final is None or keys is None or mlp is None or norm is None:
         return None
-    blocks = {name.split(".")[1] for name in names if name.startswith("blocks.")}
     volume = max(1, final[0] // LATENT_CHANNELS)
     lora = shape("blocks.0.adaln_modulation_self_attn.2.weight")
     projection, action = shape(_PROJECTION), shape(_ACTION)
@@ -280,6 +324,8 @@ def require_family(
     if wanted is None:
         return found
     file, net = f"{source} is {_article(found)}", f"The network is {_article(wanted)}"
+    if found.is_wan != wanted.is_wan:
+        raise CheckpointError(f"{file}. {net}. Choose the model of the file, or another file.")
     if (found.width, found.num_blocks) != (wanted.width, wanted.num_blocks):
         raise CheckpointError(f"{file}. {net}. Choose the model size of the file, or another file.")
     if found.input_channels != wanted.input_channels:
@@ -364,7 +410,7 @@ def action_readings(inputs: int) -> list[str]:
 _OTHER_ACTIONS = (
     "Choose net.action_dim, and net.num_action_per_chunk or net.temporal_compression_ratio, as the file has them."
 )
-_MUST_AGREE = ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_width")
+_MUST_AGREE = ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_width", "image_width")
 
 
 def _what_it_is(names: Mapping[str, Any]) -> str:
