@@ -22,6 +22,7 @@ NEGATIVE_TEXT_KEY = "neg_t5_text_embeddings"
 ACTION_KEY = "action"
 STATE_KEY = "state"  # of the robot, [B, F, S] at the frames
 SHOWN_KEY = "shown"  # 1 for each view that was filmed, [B, V]
+EXTRA_KEY, IMAGE_KEY = "extra_channels", "image_features"  # of image to video, see `image_channels`
 EMBEDDERS = ("fps", "padding_mask", "text", "use_video_condition")  # in the order of their draws
 
 
@@ -39,6 +40,8 @@ class Condition:
     action_B_A_D: Tensor | None = None  # of the whole clip, scaled; never withheld
     state_B_F_S: Tensor | None = None  # of training alone, where the network predicts it
     shown_B_V: Tensor | None = None  # of training alone: 1 for the views in which errors count
+    extra_B_C_T_H_W: Tensor | None = None  # channels that follow the noisy latents; never withheld
+    image_B_S_E: Tensor | None = None  # features of the picture that the clip begins with; never withheld
     is_without_text: bool = False  # known to be: then nobody looks at the text, for which a GPU would be waited for
 
     def with_conditioning_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
@@ -48,9 +51,10 @@ class Condition:
 
     def frames(self, first: int, end: int) -> "Condition":
         """The same for latent frames ``first`` to ``end``: values of frames are cut, values of the clip stay."""
-        gt_frames, mask = self.gt_frames_B_C_T_H_W, self.condition_mask_B_1_T_H_W
+        gt_frames, mask, extra = self.gt_frames_B_C_T_H_W, self.condition_mask_B_1_T_H_W, self.extra_B_C_T_H_W
         return replace(
             self,
+            extra_B_C_T_H_W=None if extra is None else extra[:, :, first:end],
             gt_frames_B_C_T_H_W=None if gt_frames is None else gt_frames[:, :, first:end],
             condition_mask_B_1_T_H_W=None if mask is None else mask[:, :, first:end],
         )
@@ -94,6 +98,22 @@ def conditioning_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Te
     count_B_1 = num_frames_B.to(index_T.device, non_blocking=True)[:, None] * (frames > 1)
     mask_B_T = (index_T < count_B_1).to(like_B_C_T_H_W.dtype)
     return mask_B_T[:, None, :, None, None].expand(batch, 1, frames, height, width).contiguous()
+
+
+def image_channels(
+    encode: Callable[[Tensor], Tensor], video_B_C_F_H_W: Tensor, is_given_F: Tensor, mask_channels: int = 4
+) -> Tensor:
+    """The channels by which a network of Wan2.1 sees given frames of a clip in [-1, 1]: of their mask and of latents.
+
+    Frames that are not given are grey before the clip is encoded. The mask's channels are the pixel frames of a latent
+    frame; the first latent frame has one, which is repeated.
+    """
+    latent_B_C_T_H_W = encode(torch.where(is_given_F[:, None, None], video_B_C_F_H_W, 0.0))
+    is_given = torch.cat([is_given_F[:1].expand(mask_channels - 1), is_given_F]).to(latent_B_C_T_H_W)
+    mask_M_T_1_1 = is_given.view(-1, mask_channels).t()[:, :, None, None]
+    batch, _, frames, height, width = latent_B_C_T_H_W.shape
+    mask_B_M_T_H_W = mask_M_T_1_1.expand(batch, mask_channels, frames, height, width)
+    return torch.cat([mask_B_M_T_H_W, latent_B_C_T_H_W], dim=1)
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -145,6 +165,8 @@ class Conditioner:
             action_B_A_D=batch.get(ACTION_KEY),
             state_B_F_S=batch.get(STATE_KEY),
             shown_B_V=batch.get(SHOWN_KEY),
+            extra_B_C_T_H_W=batch.get(EXTRA_KEY),
+            image_B_S_E=batch.get(IMAGE_KEY),
         )
         return condition if keep is None else self.withheld(condition, keep)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampling loop, its steppers, the solvers by name, and the noise levels that a sampler visits.
 
-A solver takes the state from one noise level to the next, given the estimate of the clean video there. All but "unipc"
-work on x = x0 + sigma epsilon; "unipc" works on flow times, x_t = (1 - t) x0 + t epsilon.
+A solver takes the state from one noise level to the next, given the estimate of the clean video there. All but
+"unipc" and "flow_euler" work on x = x0 + sigma epsilon; these two on flow times, x_t = (1 - t) x0 + t epsilon, where
+Euler's step is the same function of the times.
 
 The former are exponential integrators in lambda = -ln(sigma), where dx/dlambda = x0 - x. Coefficients are Python floats
 and arithmetic is in float64; each class documents the dtype of its state.
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -231,7 +232,10 @@ SOLVERS: dict[str, Callable[[Evaluate], Stepper]] = {
     "2mid_stable": lambda evaluate: Midpoint(evaluate, is_stable=True),
     "2heun_edm": Heun,
     "unipc": lambda _: UniPC(),
+    "flow_euler": Euler,
 }
+FLOW_SOLVERS = ("unipc", "flow_euler")  # of flow times
+FLOW_SCHEDULES = ("shift", "karras", "diffusers", "even")
 
 
 def sample(
@@ -297,13 +301,13 @@ def _decreasing(sigmas: Tensor, least: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class FlowSchedule:
-    """Flow times from noise to 0, and the integer timestep that the network is given at each of them but the last.
+    """Flow times from noise to 0, and the timestep that the network is given at each of them but the last.
 
     Called ``sigmas`` as in the samplers; in a flow the noise level is the time itself, from 1 to 0.
     """
 
     sigmas: Tensor  # float64 with values that float32 holds: the released samplers keep them so
-    timesteps: Tensor  # int64, one fewer
+    timesteps: Tensor  # one fewer; int64, of "even" float64
 
     def timesteps_at(self, sigma_B: Tensor) -> Tensor:
         """The timesteps (float, on the device of ``sigma_B``) that belong to levels of this schedule."""
@@ -322,22 +326,26 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
     return torch.pow(start + share * (end - start), order)
 
 
-def flow_sigmas(num_steps: int, kind: Literal["shift", "karras"] = "shift", *, shift: float = 5.0) -> FlowSchedule:
-    """The lists of predict2.5, ending in 0.
+def flow_sigmas(num_steps: int, kind: str = "shift", *, shift: float = 5.0) -> FlowSchedule:
+    """The lists of predict2.5 and of Wan2.1, ending in 0.
 
-    "shift" has ``num_steps`` evaluations at equally spaced times, shifted. "karras" has one more: the times of
+    "shift" has ``num_steps`` evaluations at equally spaced times from 0.999 to 0, shifted: those of both families' own
+    UniPC. "diffusers" are its times for Wan2.1, from 1 to 0.001, of which the first is a little below 1. "even" are
+    those from 1 to 0, with timesteps that are not rounded. "karras" has one evaluation more: the times of
     ``karras_sigmas`` from 200 to 0.01.
     """
     _check_num_steps(num_steps)
-    if kind == "shift":
-        evenly = torch.linspace(1 - 1 / NUM_TIMESTEPS, 0, num_steps + 1, dtype=torch.float64)[:-1]
-        times = shift_time(evenly, shift)
+    ends = {"shift": (1 - 1 / NUM_TIMESTEPS, 0.0), "diffusers": (1.0, 1 / NUM_TIMESTEPS), "even": (1.0, 0.0)}
+    if kind in ends:
+        times = shift_time(torch.linspace(*ends[kind], num_steps + 1, dtype=torch.float64)[:-1], shift)
+        if kind == "diffusers":
+            times[0] -= 1e-6
     elif kind == "karras":
         times = flow_time(karras_sigmas(num_steps, 0.01, 200.0))
     else:
-        raise ValueError(f"There is no flow schedule '{kind}'; there are 'shift' and 'karras'.")
-    with_end = torch.cat([times, times.new_zeros(1)])
-    return FlowSchedule(sigmas=with_end.float().double(), timesteps=(times * NUM_TIMESTEPS).long())
+        raise ValueError(f"There is no flow schedule '{kind}'; there are {', '.join(FLOW_SCHEDULES)}.")
+    with_end, timesteps = torch.cat([times, times.new_zeros(1)]), times * NUM_TIMESTEPS
+    return FlowSchedule(with_end.float().double(), timesteps if kind == "even" else timesteps.long())
 
 
 def _check_num_steps(num_steps: int) -> None:

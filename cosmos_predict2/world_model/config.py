@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the parts of a world model: network, tokenizer, text, conditioning, noise and sampling."""
 
-from typing import Any, Literal, cast
+from typing import Any
 
 import attrs
 import torch
@@ -10,7 +10,7 @@ from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import ConditionerConfig
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
-from cosmos_predict2.diffusion.solvers import FlowSchedule, flow_sigmas
+from cosmos_predict2.diffusion.solvers import FLOW_SCHEDULES, FlowSchedule, flow_sigmas
 from cosmos_predict2.guardrail.runner import GuardrailConfig, PromptRefinerConfig
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.config.schema import Section, above, at_least, one_of
@@ -52,7 +52,7 @@ class FlowConfig(Section):
     # From timesteps, 0 to 1000, to what the network embeds.
     timestep_scale: float = attrs.field(default=0.001, validator=above(0))
     conditional_frame_timestep: float = -1.0  # 0.1: next to no noise; below 0: that of the other frames
-    schedule: str = attrs.field(default="shift", validator=one_of("shift", "karras"))
+    schedule: str = attrs.field(default="shift", validator=one_of(*FLOW_SCHEDULES))
     replace_given_frames: bool = True  # by their true velocity, in training too
 
     def __attrs_post_init__(self) -> None:
@@ -76,7 +76,7 @@ class FlowConfig(Section):
 
     def levels(self, num_steps: int) -> FlowSchedule:
         """The times of sampling; "karras" has one evaluation more than ``num_steps``."""
-        return flow_sigmas(num_steps, cast(Literal["shift", "karras"], self.schedule), shift=self.shift)
+        return flow_sigmas(num_steps, self.schedule, shift=self.shift)
 
 
 @attrs.define(kw_only=True, slots=False)

@@ -36,7 +36,7 @@ from cosmos_predict2.diffusion.rectified_flow import (
     rectified_flow_weight,
 )
 from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
-from cosmos_predict2.diffusion.solvers import SOLVERS, Denoise, SameNoise, Stepper, karras_sigmas
+from cosmos_predict2.diffusion.solvers import FLOW_SOLVERS, SOLVERS, Denoise, SameNoise, Stepper, karras_sigmas
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.world_model.config import FlowConfig
 from imaginaire.buildable import describe, resolve, shipped, target_of
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 shipped("solver", SOLVERS)
 
+FLOW_SOLVER = FLOW_SOLVERS[0]
 OBJECTIVE_KEY = "model.config.pipe_config.objective"
 STEPS_KEY = "model.config.pipe_config.timestamps.nfe"
-FLOW_SOLVER = "unipc"
 DISTILLED = "distilled"  # the sampler of networks that were distilled to a few steps
 DISTILLED_STEPS = 4
 STRATEGIES = ("frame_replace", "channel_concat")  # of conditioning frames
@@ -145,15 +145,19 @@ class Denoiser:
             mask = condition.condition_mask_B_1_T_H_W.to(x_in.dtype)
             if self.conditioning_strategy == "channel_concat":
                 x_in = torch.cat([x_in, given * mask], dim=1)
-            else:
+            elif condition.extra_B_C_T_H_W is None:
                 x_in = torch.where(mask.bool(), given, x_in)
                 if given_c_noise is not None:
                     share_B_T = mask.mean(dim=(1, 3, 4))
                     c_noise_B_T = given_c_noise * share_B_T + c_noise_B_T * (1 - share_B_T)
         elif self.conditioning_strategy == "channel_concat":
             x_in = torch.cat([x_in, torch.zeros_like(x_in)], dim=1)
+        if condition.extra_B_C_T_H_W is not None:
+            x_in = torch.cat([x_in, condition.extra_B_C_T_H_W.to(x_in.dtype)], dim=1)
         dtype = self.net.dtype
-        actions = {"action_B_A_D": condition.action_B_A_D} if self.net.takes_actions else {}
+        others = {"action_B_A_D": condition.action_B_A_D} if self.net.takes_actions else {}
+        if self.net.image_channels is not None and prepared is None:
+            others["image_B_S_E"] = condition.image_B_S_E
         output: Tensor = self.net(
             x_in.to(dtype),
             c_noise_B_T.to(torch.promote_types(dtype, torch.float32)),
@@ -163,7 +167,7 @@ class Denoiser:
             fps_B=condition.fps_B,
             is_image=condition.is_image,
             prepared=prepared,
-            **actions,
+            **others,
         )
         return at_least_float32(output)
 
@@ -239,9 +243,9 @@ class Objective(Protocol):
 
 
 def solvers_of_noise_levels() -> tuple[str, ...]:
-    """The names in SOLVERS but that of flow times. Other modules may add their own, as ``buildable("solver", name)``
+    """The names in SOLVERS but those of flow times. Other modules may add their own, as ``buildable("solver", name)``
     does."""
-    return tuple(name for name in SOLVERS if name != FLOW_SOLVER)
+    return tuple(name for name in SOLVERS if name not in FLOW_SOLVERS)
 
 
 def objective_of(config: "Video2WorldPipelineConfig") -> Objective:
@@ -345,7 +349,7 @@ class Flow:
 
     @property
     def solvers(self) -> tuple[str, ...]:
-        return FLOW_SOLVER, DISTILLED, *solvers_of_noise_levels()
+        return *FLOW_SOLVERS, DISTILLED, *solvers_of_noise_levels()
 
     def denoiser(self, net: DiT) -> Denoiser:
         """Conditioning frames have the noise level of training, also where the network is sampled by noise levels."""

@@ -430,7 +430,9 @@ class WorldModel:
         """The part of a condition's computation that all steps share; of one text for all samples it is made once."""
         text_B_S_E = condition.crossattn_emb_B_S_E
         size = text_B_S_E.shape[0]
-        is_one = size > 1 and text_B_S_E.stride(0) == 0
+        reads_image = self.net.image_channels is not None
+        image = {"image_B_S_E": condition.image_B_S_E} if reads_image else {}
+        is_one = size > 1 and text_B_S_E.stride(0) == 0 and not reads_image
         text = (text_B_S_E[:1] if is_one else text_B_S_E).to(self.net.dtype)
         try:
             prepared = self.net.prepare(
@@ -439,6 +441,7 @@ class WorldModel:
                 fps_B=condition.fps_B,
                 skip_no_text=True,
                 is_without_text=condition.is_without_text,
+                **image,
             )
         except ValueError as error:  # frames or a text that this network does not take
             raise DataError(f"This network cannot make such a video. {error}") from error

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.diffusion.solvers import (
+    FLOW_SOLVERS,
     SOLVERS,
     AdamsBashforth2,
     SameNoise,
@@ -60,7 +61,7 @@ def _error(name: str, num_steps: int) -> float:
     """The largest error at the last of ``num_steps`` equal steps in ln(sigma) from 10 to 0.1."""
     problem, start = Gaussian(), _noise() * 10
     levels = torch.linspace(math.log(10), math.log(0.1), num_steps + 1, dtype=torch.float64).exp()
-    if name == "unipc":
+    if name in FLOW_SOLVERS:
         levels = flow_time(levels)
         first, last = levels[0].item(), levels[-1].item()
         found = sample(problem.flow_x0, start * (1 - first), levels, name, final_denoise=False)
@@ -74,7 +75,7 @@ def _error(name: str, num_steps: int) -> float:
 @pytest.mark.parametrize("name", SOLVERS)
 def test_order_of_convergence(name: str) -> None:
     order = math.log2(_error(name, 64) / _error(name, 128))
-    assert order == pytest.approx({"1euler": 1, "unipc": 3}.get(name, 2), abs=0.1)
+    assert order == pytest.approx({"1euler": 1, "flow_euler": 1, "unipc": 3}.get(name, 2), abs=0.1)
 
 
 @pytest.mark.parametrize("name", SOLVERS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.solvers import SOLVERS
+from cosmos_predict2.diffusion.solvers import FLOW_SOLVERS, SOLVERS
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
@@ -119,7 +119,10 @@ def test_the_same_weights_are_sampled_by_every_solver() -> None:
     chosen = pipe.generate(frames(), text(), options=TWO)
     for solver in SOLVERS:
         video = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=2, solver=solver))
-        assert torch.isfinite(video).all() and torch.equal(video, chosen) == (solver == "unipc"), solver
+        # Two steps of both flow solvers are the same: the first is Euler's, the last gives the estimate.
+        assert torch.isfinite(video).all() and torch.allclose(video, chosen, atol=1e-5) == (solver in FLOW_SOLVERS), (
+            solver
+        )
 
 
 def test_both_ways_of_asking_agree_in_the_limit_of_many_steps() -> None:
@@ -141,7 +144,7 @@ def test_conditioning_frames_have_the_level_of_training(solver: str, first: floa
         torch.testing.assert_close(seen[0][1].expand(1, 3), torch.tensor([expected]), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("values", [dict(shift=0.0), dict(schedule="even"), dict(conditional_frame_timestep=1000)])
+@pytest.mark.parametrize("values", [dict(shift=0.0), dict(schedule="cosine"), dict(conditional_frame_timestep=1000)])
 def test_settings_that_cannot_be_meant_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(values))):
         FlowConfig(**values)
