@@ -21,7 +21,7 @@ CONFIG = "cosmos_predict2/configs/base/config.py"
 NAME = "own"
 OWN = "model.config.own_frames"
 SHORT = ["experiment=tiny_long_horizon", "dataloader_train.batch_size=4", f"{OWN}.minibatch=2", f"{OWN}.chunks=3"]
-SHORT += ["dataloader_train.dataset.num_episodes=4", "dataloader_train.dataset.num_frames=40"]
+SHORT += [f"{OWN}.most_chunks=100", "dataloader_train.dataset.num_episodes=4", "dataloader_train.dataset.num_frames=40"]
 RUN = ["job.project=tests", "job.group=engine", f"job.name={NAME}", "trainer.logging_iter=1", "checkpoint.save_iter=4"]
 RUN += ["trainer.run_validation=false", "trainer.callbacks.draw_samples=null", "dataloader_val.dataset.num_episodes=4"]
 

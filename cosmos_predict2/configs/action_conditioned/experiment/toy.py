@@ -50,7 +50,7 @@ def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
 
 
 def long_horizon() -> dict[str, Any]:
-    """The shipped weights, trained on to imagine 96 actions: a part of the episodes goes on from what they imagine.
+    """The shipped weights, trained on to imagine 96 actions: half of the episodes have histories of one imagined chunk.
 
     A batch of the loader is 32 episodes of seven chunks, an update eight chunks.
     """
@@ -58,7 +58,7 @@ def long_horizon() -> dict[str, Any]:
         "tiny_long_horizon", "toy_action_long", "toy_action_long", tiny_run(1512, 32, lr=0.015, adam_lr=1e-3)
     )
     run["defaults"][0] = {"override /model": "predict2_v2w_tiny_action_own_frames"}
-    run["model"]["config"]["own_frames"] = dict(share=0.25)
+    run["model"]["config"]["own_frames"] = dict(share=0.5, most_chunks=1)
     run["dataloader_val"] = dict(batch_size=8)
     return run
 
