@@ -15,6 +15,7 @@ from imaginaire.config import L, register_experiment
 
 TEACHER = "${model.config.pipe_config.objective.teacher}"
 ACTION, VIDEO = "predict2_video2world_tiny_action_conditioned_training", "predict2_video2world_training_tiny_base"
+NOISE_ALONE = 1e6  # a noise level
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def student(name: str, run: Run) -> dict[str, Any]:
         job=job(name),
         model=dict(
             config=dict(
-                validation_sigmas=[],  # as in training, at the times of its steps
+                validation_sigmas=[NOISE_ALONE],  # as the step begins
                 model_manager_config=dict(dit_path=TEACHER),
                 pipe_config=dict(objective=L(Student)(**options), timestamps=dict(nfe=1)),
             )
