@@ -102,6 +102,20 @@ def test_what_is_measured_is_the_distance_to_the_truth(tmp_path: Path, monkeypat
     assert not any("x0" in name for name in record)
 
 
+def test_each_kind_is_of_its_own_weights(tmp_path: Path) -> None:
+    batches, averaged = [make_batch(positions=[0, 1])], make_model()
+    with torch.no_grad():
+        for parameter in averaged.net.parameters():
+            parameter.mul_(0.9)
+    both, plain, scaled = (
+        draw(make_trainer(tmp_path / name, model, batches, is_sample=False))
+        for name, model in (("both", averaged_model()), ("plain", make_model()), ("scaled", averaged))
+    )
+    name = "samples/x0_mse_{}_sigma_80"
+    assert both[name.format("ema")] == pytest.approx(scaled[name.format("reg")], rel=1e-5)
+    assert both[name.format("reg")] == pytest.approx(plain[name.format("reg")], rel=1e-5)
+
+
 def test_training_does_not_notice(tmp_path: Path) -> None:
     model = averaged_model()
     model.net.blocks[0].eval()

@@ -4,16 +4,22 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
+from torch import Tensor
 
-from cosmos_predict2.callbacks.stop_rule import FILE, Look, judged
+from cosmos_predict2.callbacks.stop_rule import FILE, Look, StopRule, judged
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.tokenizers.tiny import SHIPPED
+from cosmos_predict2.world_model.config import EMAConfig
 from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.distributed.parallel import ParallelDims
+from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
+from tests.models.test_action_model import make_model
 from tests.training import difference, train
 
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -127,3 +133,22 @@ def test_a_run_that_improves_goes_on(recordings: Path, tmp_path: Path) -> None:
     looks = json.loads((tmp_path / "posttraining/video2world/goes_on" / FILE).read_text())["looks"]
     assert [look["iteration"] for look in looks] == [2, 4, 6] and not any(look["is_falling"] for look in looks)
     assert looks[-1]["loss"] < looks[0]["loss"]
+
+
+def test_what_is_looked_at_is_the_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(ema=EMAConfig(enabled=True))
+    model.parallelize(ParallelDims())
+    assert model.ema is not None
+    for shadow in model.ema.shadows.values():
+        shadow.mul_(0.9)
+    seen: dict[str, Tensor] = {}
+
+    def measure(self: StopRule, model: Any) -> None:
+        seen.update({name: value.clone() for name, value in model.net.named_parameters()})
+
+    monkeypatch.setattr(StopRule, "_measure", measure)
+    trainer = Trainer(make_config({"stop_rule": lazy(StopRule)}, run_validation=True), tmp_path, model)
+    trainer.start()
+    trainer.callbacks.on_validation_end(model, 5)
+    assert seen.keys() == model.ema.shadows.keys()
+    assert all(torch.equal(value, model.ema.shadows[name]) for name, value in seen.items())
