@@ -9,7 +9,7 @@ import torch
 
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from cosmos_predict2.rl.policies.remote import wire
-from cosmos_predict2.rl.policies.remote.connections import Connection, Gr00t, OpenPi
+from cosmos_predict2.rl.policies.remote.connections import Gr00t, OpenPi
 from cosmos_predict2.rl.policies.remote.layouts import layout_of, observed, shown
 from cosmos_predict2.tools.serve.server import Gr00tAnswers, ServedPolicy, openpi_reply
 from tests.goldens import Golden, Value
@@ -54,7 +54,7 @@ def served(actions: Any, protocol: str, layout: str) -> ServedPolicy:
     return ServedPolicy(Recorded(actions), {}, layout_of(protocol, layout, {}))
 
 
-def asked(connection: Connection, layout: Any, seen: Any) -> tuple[Any, bytes]:
+def asked(connection: Any, layout: Any, seen: Any) -> tuple[Any, bytes]:
     """The actions that our client reads, and what it sent."""
     answer = connection.ask(layout, *shown(layout, seen, 0), seen["task_description"][0])
     return answer, connection.socket.sent[-1]

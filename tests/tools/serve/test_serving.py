@@ -512,6 +512,15 @@ def test_modalities_of_a_server_say_what_it_is_shown(remotes: Any) -> None:
         assert remote.layout.state == {"state.single_arm": 5, "state.gripper": 1}  # as SO-100 has them
         assert (remote.chunk, remote.action_dim) == (16, 6)
         assert decided(remote, seen(2, state=6)).shape == (2, 16, 6)
+    names = ("pan", "lift", "flex")
+    single = {"action": Modality(names), "state": Modality(names)}
+    answers["get_modality_config"] = {**modalities, **single}
+    answers["get_action"] = [{name: numpy.ones((1, 16, 1), numpy.float32) for name in names}, {}]
+    with foreign_gr00t(answers) as address:
+        for given in ((), ("a", "b", "c")):
+            policy, _ = find_policy(address, options={"names": given})
+            policy.connection.close()
+            assert policy.contract.names == (given or names) and list(policy.layout.state.values()) == [1, 1, 1]
     answers["get_modality_config"] = {**modalities, "video": Modality(("ego",), (-15, 0))}
     with foreign_gr00t(answers) as address, pytest.raises(ConfigError, match="looks back in time"):
         find_policy(address)

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy
@@ -19,15 +18,11 @@ class Lost(Exception):
     """The connection is gone, or no reply came in time."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """A server's own words: the record of its policy, which ours give, and GR00T's modalities."""
-
-    policy: Mapping[str, Any]
-    modalities: Mapping[str, Modality] = field(default_factory=dict)
+# What a server says of itself: the record of its policy, which ours give, and GR00T's modalities.
+Facts = tuple[Mapping[str, Any], Mapping[str, Modality]]
 
 
-class Connection:
+class _Connection:
     """A server at ``name``, which may take ``timeout`` seconds for a reply."""
 
     port: ClassVar[int]
@@ -36,13 +31,6 @@ class Connection:
     def __init__(self, name: str, host: str, port: int | None, token: str, timeout: float) -> None:
         self.name, self.place, self.token, self.timeout = name, f"{host}:{port or self.port}", token, timeout
         self.socket: Any = None
-
-    def open(self) -> Facts:
-        raise NotImplementedError
-
-    def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
-        """The actions of a decision, [H, D]."""
-        raise NotImplementedError
 
     @contextmanager
     def _losses(self) -> Iterator[None]:
@@ -64,7 +52,7 @@ class Connection:
         return ConfigError(f"{self.name} refuses: {(text.strip().splitlines() or [''])[-1][:500]}{cure}")
 
 
-class OpenPi(Connection):
+class OpenPi(_Connection):
     port = 8000
 
     def open(self) -> Facts:
@@ -79,9 +67,10 @@ class OpenPi(Connection):
             except exceptions.InvalidStatus as error:
                 status = error.response.status_code
                 raise self.refused(f"HTTP {status}.", is_token=status in (401, 403)) from error
-        return Facts(self._received(HANDSHAKE_S).get("policy") or {})
+        return self._received(HANDSHAKE_S).get("policy") or {}, {}
 
     def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
+        """The actions of a decision, [H, D]."""
         if layout.is_channels_first:
             pictures = {name: picture.transpose(2, 0, 1) for name, picture in pictures.items()}
         request: dict[str, Any] = {}
@@ -103,7 +92,7 @@ class OpenPi(Connection):
         return unpack(data, "openpi", self.name)
 
 
-class Gr00t(Connection):
+class Gr00t(_Connection):
     """N1.6 and N1.7, and N1.5, whose modalities are texts."""
 
     port = 5555
@@ -120,11 +109,12 @@ class Gr00t(Connection):
         modalities = self._called("get_modality_config", HANDSHAKE_S)
         self.is_flat = any(one.is_text for one in modalities.values())
         try:
-            return Facts(self._called("get_policy", HANDSHAKE_S), modalities)
+            return self._called("get_policy", HANDSHAKE_S), modalities
         except ConfigError:  # the server has no such endpoint: it is not one of ours
-            return Facts({}, modalities)
+            return {}, modalities
 
     def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
+        """The actions of a decision, [H, D]."""
         flat = {name: value[None] for name, value in {**pictures, **state}.items()}
         if self.is_flat:
             reply = self._called("get_action", self.timeout, {**flat, layout.text: [text]})

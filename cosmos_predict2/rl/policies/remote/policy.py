@@ -17,14 +17,14 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
-from cosmos_predict2.rl.policies.remote.connections import Connection, Facts, Gr00t, Lost, OpenPi
+from cosmos_predict2.rl.policies.remote.connections import Facts, Gr00t, Lost, OpenPi
 from cosmos_predict2.rl.policies.remote.layouts import LAYOUTS, Layout, layout_of, shown
 from cosmos_predict2.rl.policies.remote.wire import TOKEN, reading
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-PROTOCOLS: dict[str, type[Connection]] = {"openpi": OpenPi, "gr00t": Gr00t}
+PROTOCOLS: dict[str, type[OpenPi] | type[Gr00t]] = {"openpi": OpenPi, "gr00t": Gr00t}
 PATIENCE_S = 60.0
 MOST_LOST = 3  # decisions in a row: the server answers greetings alone
 PROBE = (224, 224)  # a black picture, which a server is asked about that has no record of its policy
@@ -38,9 +38,9 @@ class RemotePolicy(PolicyDefaults):
     """The policy of the server at ``address``.
 
     ``layout`` and ``fields``, those of `Layout`, name what it is shown, where the server does not. ``names`` and
-    ``rate`` are of its actions, in place of the server's. With ``zero_state`` zeros stand for the robot's state where
-    an environment shows none. A reply may take ``timeout`` seconds. A server may be away for ``patience`` seconds; None
-    is 0 at first, and then 60.
+    ``rate`` are of its actions, in place of the server's; GR00T's parts are names where each is one number. With
+    ``zero_state`` zeros stand for the robot's state where an environment shows none. A reply may take ``timeout``
+    seconds. A server may be away for ``patience`` seconds; None is 0 at first, and then 60.
     """
 
     def __init__(
@@ -60,22 +60,25 @@ class RemotePolicy(PolicyDefaults):
             raise ConfigError(f"{address} is no server's address: expected {place.scheme}://HOST:{protocol.port}.")
         host = f"[{host}]" if ":" in host else host
         with reading(f"{address}, timeout={timeout} or patience={patience}"):
-            self.connection = protocol(address, host, place.port, os.environ.get(TOKEN, ""), float(timeout))
+            given = (address, host, place.port, os.environ.get(TOKEN, ""), float(timeout))
+            self.connection: OpenPi | Gr00t = protocol(*given)
             self.patience = PATIENCE_S if patience is None else float(patience)
         self.address, self.zero_state, self.num_lost = address, zero_state, 0
         self.facts = self._opened(0.0 if patience is None else self.patience)
-        self.is_open, own = True, self.facts.policy
+        self.is_open, (own, _) = True, self.facts
         with reading(f"The record of a policy that {address} sent"):
             stated = _stated(self.facts) if layout is None else None
             self.about = {name: own[name] for name in ("sentences", "views", "execute") if own.get(name)}
-            names = [names] if isinstance(names, str) else names
-            given = {key: value for key, value in dict(names=names, rate=rate).items() if value}
-            self.about["contract"] = ActionContract.read({**own.get("contract", {}), **given}).to_dict()
+            contract = ActionContract.read(own.get("contract"))
             sizes = (int(own["chunk"]), int(own["action_dim"])) if own else None
         self.layout = layout_of(place.scheme, layout, fields, stated)
         self.reads_state, self.state_size = bool(self.layout.state) and not zero_state, sum(self.layout.state.values())
         self.draws_when_greedy = bool(own.get("draws_when_greedy", True))
         self.chunk, self.action_dim = sizes or self._probed()
+        parts = tuple(part.removeprefix("action.") for part in self.layout.actions)
+        known = contract.names if own or len(parts) != self.action_dim else parts
+        given_names = (names,) if isinstance(names, str) else tuple(names)
+        self.about["contract"] = ActionContract(given_names or known, rate or contract.rate).to_dict()
 
     def _probed(self) -> tuple[int, int]:
         """Actions of a decision, and numbers of an action."""
@@ -145,11 +148,12 @@ class RemotePolicy(PolicyDefaults):
 
 def _stated(facts: Facts) -> Layout | None:
     """The layout that a server states; None of one that does not. GR00T does not say how wide parts of a state are."""
-    if facts.policy:
-        return Layout(**facts.policy["layout"])
-    if not facts.modalities:
+    own, modalities = facts
+    if own:
+        return Layout(**own["layout"])
+    if not modalities:
         return None
-    video, state, action, text = (facts.modalities[name] for name in ("video", "state", "action", "language"))
+    video, state, action, text = (modalities[name] for name in ("video", "state", "action", "language"))
     if len(video.steps) != 1 or len(state.steps) != 1:
         raise ConfigError("The server's policy looks back in time, but is shown the present picture alone.")
     parts = [name.removeprefix("state.") for name in state.keys]
