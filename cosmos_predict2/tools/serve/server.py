@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cosmos_predict2.rl.episodes.episodes import lost, require_known_sentences, require_views
 from cosmos_predict2.rl.interfaces import Mode
 from cosmos_predict2.rl.policies.remote.layouts import Layout, observed
-from cosmos_predict2.rl.policies.remote.wire import LARGEST, TOKEN, Modality, pack, package, reading, unpack
+from cosmos_predict2.rl.policies.remote.wire import LARGEST, RECORD, TOKEN, Modality, pack, package, reading, unpack
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.listening import listening
@@ -129,7 +129,7 @@ def openpi_server(served: ServedPolicy, listener: socket.socket, token: str = ""
     def answered(connection: Any) -> None:
         took: dict[str, float] = {}  # milliseconds, of the decision before
         with contextlib.suppress(closed):
-            connection.send(pack({"policy": served.record()}, "openpi"))
+            connection.send(pack({RECORD: served.record()}, "openpi"))
             for data in connection:
                 began = time.monotonic()
                 connection.send(openpi_reply(served, data, took))
@@ -193,7 +193,7 @@ class Gr00tAnswers:
             return self._decided(data)
         if endpoint == "get_modality_config":
             return self._modalities()
-        if endpoint == "get_policy":  # ours alone
+        if endpoint == "get_policy_record":  # ours alone
             return self.served.record()
         if endpoint == "ping":
             return {"status": "ok", "message": "Server is running"}

@@ -349,7 +349,7 @@ BAD = [
 
 def test_bad_requests_are_answered_and_the_connection_goes_on() -> None:
     with served(Echo()) as address, connect(address.replace("openpi", "ws"), max_size=None) as client:
-        assert wire.unpack(client.recv(), "openpi", "it")["policy"]["chunk"] == 3
+        assert wire.unpack(client.recv(), "openpi", "it")[wire.RECORD]["chunk"] == 3
         for request, message in BAD:
             client.send(request if isinstance(request, bytes | str) else wire.pack(request, "openpi"))
             answer = client.recv()
@@ -452,7 +452,7 @@ def test_replies_without_actions_name_the_server(reply: Any, message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "greeting", [[], {"policy": 7}, {"policy": {"chunk": 3}}, {"policy": {"layout": 3, "chunk": 1}}]
+    "greeting", [[], {wire.RECORD: 7}, {wire.RECORD: {"chunk": 3}}, {wire.RECORD: {"layout": 3, "chunk": 1}}]
 )
 def test_greetings_that_are_none_name_the_server(greeting: Any) -> None:
     with foreign(lambda connection: connection.send(wire.pack(greeting, "openpi"))) as address:
@@ -465,7 +465,7 @@ def test_actions_may_change_their_number_upwards_only(remotes: Any) -> None:
     lengths = [10, 15, 8]
 
     def growing(connection: Any) -> None:
-        connection.send(wire.pack({"reset_pose": [0.0]}, "openpi"))
+        connection.send(wire.pack({"reset_pose": [0.0], "policy": "theirs"}, "openpi"))
         for _ in connection:
             connection.send(wire.pack({"actions": numpy.ones((lengths.pop(0), 7))}, "openpi"))
 
@@ -650,7 +650,7 @@ def test_the_public_client_of_openpi_talks_with_our_server(remotes: Any) -> None
     with served(policy, token="secret") as address:
         host, _, port = address.removeprefix("openpi://").rpartition(":")
         client = public.WebsocketClientPolicy(host, int(port), api_key="secret")
-        assert client.get_server_metadata()["policy"]["chunk"] == 3
+        assert client.get_server_metadata()[wire.RECORD]["chunk"] == 3
         request = {
             "observation/image": observation["full_image"][0].numpy(),
             "observation/wrist_image": observation["wrist_image"][0, 0].numpy(),

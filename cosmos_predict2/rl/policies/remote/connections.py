@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy
 
 from cosmos_predict2.rl.policies.remote.layouts import Layout
-from cosmos_predict2.rl.policies.remote.wire import LARGEST, TOKEN, Modality, pack, package, unpack
+from cosmos_predict2.rl.policies.remote.wire import LARGEST, RECORD, TOKEN, Modality, pack, package, unpack
 from imaginaire.errors import ConfigError
 
 HANDSHAKE_S = 10.0
@@ -67,7 +67,7 @@ class OpenPi(_Connection):
             except exceptions.InvalidStatus as error:
                 status = error.response.status_code
                 raise self.refused(f"HTTP {status}.", is_token=status in (401, 403)) from error
-        return self._received(HANDSHAKE_S).get("policy") or {}, {}
+        return self._received(HANDSHAKE_S).get(RECORD, {}), {}
 
     def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
         """The actions of a decision, [H, D]."""
@@ -109,7 +109,7 @@ class Gr00t(_Connection):
         modalities = self._called("get_modality_config", HANDSHAKE_S)
         self.is_flat = any(one.is_text for one in modalities.values())
         try:
-            return self._called("get_policy", HANDSHAKE_S), modalities
+            return self._called("get_policy_record", HANDSHAKE_S), modalities
         except ConfigError:  # the server has no such endpoint: it is not one of ours
             return {}, modalities
 

@@ -22,6 +22,7 @@ from imaginaire import foreign_json
 from imaginaire.errors import DataError, UserError, first_line, missing_package
 
 TOKEN = "WFM_POLICY_TOKEN"
+RECORD = "cosmos_posttrain"  # in the metadata of our openpi servers
 LARGEST = 64 << 20  # bytes of a message: three pictures of 1080 rows have 19 million
 _KINDS = "biufUS"  # of an array's dtype
 _NPY = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
