@@ -153,13 +153,16 @@ class OwnFrames:
         model, config, given = self.model, self.config, pixel_frames(self.num_given)
         draws, wanted = model._generators(part, "history"), range(self.length - given, self.length)
         if config.level is None:
+            size, text = len(part[ACTION_KEY]), None
+            if model.net.reads_text:  # as in training, where the run's own text replaces that of the data
+                text = model.text.added_to(part, size, model.world.device)[TEXT_KEY]
             return self.imagination.generate_actions(
                 part.get(FRAMES_KEY, part[model.config.input_video_key][:, :, :given]),
                 part[ACTION_KEY],
                 draws.integers(0, 2**31, "seed").tolist(),
                 SamplingOptions(num_steps=config.num_steps),
-                text_B_S_E=part[TEXT_KEY] if model.net.reads_text else None,
-                batch_size=len(part[ACTION_KEY]),
+                text_B_S_E=text,
+                batch_size=size,
                 frames=wanted,
             )
         x0, condition = model.data_and_condition(part, draws, is_fixed=True)

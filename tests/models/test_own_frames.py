@@ -96,6 +96,31 @@ def test_the_loss_sees_own_frames_and_keeps_the_true_future() -> None:
     assert all(parameter.grad is not None for parameter in model.net.parameters() if parameter.requires_grad)
 
 
+def test_histories_are_imagined_with_the_text_that_the_run_is_trained_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = "{_target_: cosmos_predict2.text.bytes_encoder.BytesEncoder, num_tokens: 8, width: 64}"
+    text = ["model.config.pipe_config.net.reads_text=true", f"model.config.text.encoder={encoder}"]
+    config = compose(CONFIG, [*SHORT, f"{OWN}.share=1.0", *text])
+    model, seen = lazy_config.instantiate(config.model), []
+    imagine = model.own_frames.imagination.generate_actions
+
+    def watched(*arguments: Any, **options: Any) -> Tensor:
+        seen.append(options["text_B_S_E"])
+        made: Tensor = imagine(*arguments, **options)
+        return made
+
+    monkeypatch.setattr(model.own_frames.imagination, "generate_actions", watched)
+    loader = lazy_config.instantiate(config.dataloader_train)
+    model.on_data(loader)
+    model.on_train_start()
+    batch = {**next(iter(loader)), "ai_caption": ["push the red puck"] * 4}
+    batch.pop("t5_text_embeddings", None)
+    first = next(iter(model.train_batches([batch])))
+    _, condition = model.data_and_condition(first, model._generators(first, "train"), is_fixed=True)
+    list(model.train_batches([batch]))
+    assert condition.crossattn_emb_B_S_E.any()
+    assert all(torch.equal(text[:2], condition.crossattn_emb_B_S_E) for text in seen) and seen
+
+
 def test_level_0_hands_on_what_the_tokenizer_gives_back() -> None:
     model, _, parts = made(share=1.0, level=0.0)
     before = torch.cat([part["video"] for part in parts[:2]])
