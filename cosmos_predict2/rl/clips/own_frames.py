@@ -18,7 +18,8 @@ from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.models.config import Passes
 from cosmos_predict2.models.own_frames import KEY, OwnFrames, OwnFramesConfig, check, own_frames_of, passes_of
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.config import Predict2RLConfig
+from cosmos_predict2.rl.config import KEY as RL_KEY
+from cosmos_predict2.rl.config import Predict2RLConfig, rl_of
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.random import Draws
 
@@ -47,6 +48,11 @@ class OwnFramesRLModel(FlowGRPOModel):
         if isinstance(size, int) and size != own.minibatch:
             text = f"{own.minibatch}, but dataloader_train.batch_size={size} are the groups of an experience"
             yield error(f"{KEY}.minibatch", text, "Set both to the same")
+        rl, number = rl_of(arguments["config"]), arguments["config"]["pipe_config"]["min_num_conditional_frames"]
+        for name in ("min_num_conditional_frames", "max_num_conditional_frames"):
+            if (found := getattr(rl, name)) != number:  # the others would be true frames, behind imagined ones
+                text = f"{found}, but a history hands on {number} (pipe_config.min_num_conditional_frames)"
+                yield error(f"{RL_KEY}.{name}", text, f"Set it to {number}")
         yield from check(arguments["config"], replace(context, config=None))
 
     @classmethod
