@@ -26,7 +26,8 @@ SEED_OF_80_BITS = str(2**80 - 1)
 
 def _parser(program: str) -> argparse.ArgumentParser:
     if program in EXAMPLES:
-        return importlib.import_module(f"examples.{program}")._parser()
+        module = importlib.import_module(f"examples.{program}")
+        return module._parser(module.VIDEO2WORLD) if program == "video2world" else module._parser()
     return copy.deepcopy(importlib.import_module(f"scripts.{program}").parser)
 
 
