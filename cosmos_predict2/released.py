@@ -130,7 +130,7 @@ DEFAULT_NEGATIVE_PROMPT = (
 
 # What was published and does not run here yet, by a word of its names (experiments, groups, models, files): what it is,
 # and what to use in its place.
-_TEXT2IMAGE = "Text2Image", "a picture is made by Predict2.5 without conditioning frames, as the first frame of a clip"
+_TEXT2IMAGE = "Text2Image", "its pictures are made by examples/text2image.py, and it is not trained here"
 _MULTIVIEW = "multiview", "use a Video2World model for each camera"
 NOT_YET = {
     "text2image": _TEXT2IMAGE,
@@ -255,7 +255,7 @@ def get_tokenizer_checkpoint(*, model_size: str = "2B", root: str | None = None)
     _one_of("model_size", model_size, VIDEO_SIZES)
     first = _below(root, f"nvidia/Cosmos-Predict2-{model_size}-Video2World", "tokenizer/tokenizer.pth")
     other = [f"nvidia/Cosmos-Predict2-{size}-Video2World/tokenizer/tokenizer.pth" for size in VIDEO_SIZES]
-    other += [f"nvidia/Cosmos-Predict2-{size}-Text2Image/tokenizer/tokenizer.pth" for size in VIDEO_SIZES]
+    other += [f"nvidia/Cosmos-Predict2-{size}-Text2Image/tokenizer/tokenizer.pth" for size in SIZES]
     other += [f"{_P25_2B}/tokenizer.pth", f"{_P25_14B}/tokenizer.pth"]
     return next((path for path in [first, *(_below(root, name) for name in other)] if storage.exists(path)), first)
 
@@ -281,7 +281,12 @@ def get_guardrail_dir(*, root: str | None = None) -> str:
 def not_yet_here(name: str) -> str | None:
     """A sentence on a published name of what this version does not run; None for any other name."""
     what, use = next((found for word, found in NOT_YET.items() if word in name.lower()), ("", ""))
-    return f"{name} is not yet here: this version has no {what} models; {use}" if what else None
+    return f"{name} is not yet here: this program has no {what} models; {use}" if what else None
+
+
+def runs_nowhere(name: str) -> bool:
+    """True for a published name whose weights no program takes."""
+    return not_yet_here(name) is not None and NOT_YET["text2image"][1] not in str(not_yet_here(name))
 
 
 def released_but_absent(path: str) -> str | None:
@@ -332,13 +337,18 @@ def describe_missing(path: str) -> str:
     if command is None:
         return str(absent(path))
     is_near = storage.is_folder(path.rpartition("/")[0])
-    note = " (no program here runs it yet, scripts.convert alone reads it)" if not_yet_here(path) else ""
+    note = " (no program here runs it yet, scripts.convert alone reads it)" if runs_nowhere(path) else ""
     return f"{absent(path) if is_near else f'{path} does not exist.'} Download it: {command}{note}"
 
 
 def tiny_video2world_path() -> str:
     """Path of the tiny Video2World weights: the averaged ones, in half precision."""
     return str(SHIPPED / "tiny_video2world.safetensors")
+
+
+def tiny_text2image_path() -> str:
+    """Path of the tiny Text2Image weights: the averaged ones, in half precision."""
+    return str(SHIPPED / "tiny_text2image.safetensors")
 
 
 def tiny_action_path() -> str:

@@ -51,7 +51,11 @@ _HERE = "cosmos_predict2.compat.predict2"
 _RELEASED = "cosmos_predict2.released"
 _TRAINING = "cosmos_predict2.configs.base.defaults.training"
 _NO_MULTIVIEW = "there are no multi-view models here; use a Video2World model for each camera."
-_NO_IMAGES = "Text2Image is not here; use --inference_type text2world of Predict2.5, from a prompt alone."
+_NOT_TRAINED = "Text2Image is not trained here; use examples/text2image.py for pictures."
+_IMAGES = (
+    "use cosmos_predict2.pipelines.video2world: Video2WorldPipeline, of get_cosmos_predict2_text2image_pipeline(),"
+    " called with num_conditional_frames=0; or examples.text2image: main([FLAGS])."
+)
 _MIXED = "use cosmos_predict2.data.mixing: MixedLoader, as the data group 'mock' does."
 
 NAMES = {
@@ -86,7 +90,6 @@ NAMES = {
     "cosmos_predict2.configs.base.config_text2image": {
         "CosmosGuardrailConfig": "cosmos_predict2.guardrail.runner:GuardrailConfig",
         "SolverTimestampConfig": "cosmos_predict2.world_model.config:SolverConfig",
-        "get_cosmos_predict2_text2image_pipeline": _NO_IMAGES,
     },
     "cosmos_predict2.configs.base.config_video2world": {
         "ConditioningStrategy": _HERE,
@@ -127,7 +130,7 @@ NAMES = {
         "SACConfig": "builtins:dict",
     },
     "cosmos_predict2.models.text2image_model": {
-        "Predict2Text2ImageModel Predict2Text2ImageModelConfig": _NO_IMAGES,
+        "Predict2Text2ImageModel Predict2Text2ImageModelConfig": _NOT_TRAINED,
     },
     "cosmos_predict2.models.utils": {
         "init_weights_on_device": _HERE,
@@ -139,9 +142,9 @@ NAMES = {
     "cosmos_predict2.models.video2world_dit": {"MinimalV1LVGDiT": "cosmos_predict2.nn.dit:Video2WorldDiT"},
     "cosmos_predict2.module.denoiser_scaling": {"RectifiedFlowScaling": _HERE},
     "cosmos_predict2.pipelines.multiview": {"MultiviewPipeline": _NO_MULTIVIEW},
-    "cosmos_predict2.pipelines.text2image": {"Text2ImagePipeline": _NO_IMAGES},
+    "cosmos_predict2.pipelines.text2image": {"Text2ImagePipeline": _IMAGES},
     "cosmos_predict2.pipelines.video2video_sdedit": {
-        "Text2ImageSDEditPipeline": _NO_IMAGES,
+        "Text2ImageSDEditPipeline": _IMAGES,
         "Video2WorldSDEditPipeline": "use cosmos_predict2.pipelines.video2world: Video2WorldPipeline, called with"
         " edited_path=CLIP and options=SamplingOptions(strength=0.8).",
     },
@@ -159,7 +162,7 @@ NAMES = {
     },
     "cosmos_predict2.utils.fused_adam_dtensor": {"FusedAdam": "imaginaire.optim.adamw:FusedAdamW"},
     "cosmos_predict2.utils.optim_instantiate_dtensor": {"get_base_optimizer": "imaginaire.optim.adamw:fused_adamw"},
-    "examples.text2image": {"process_single_generation setup_pipeline": _NO_IMAGES},
+    "examples.text2image": {"process_single_generation setup_pipeline": _IMAGES},
     "examples.video2world": {
         "_DEFAULT_NEGATIVE_PROMPT": "cosmos_predict2.released:DEFAULT_NEGATIVE_PROMPT",
         "cleanup_distributed": "imaginaire.distributed:shutdown",

@@ -81,6 +81,7 @@ main = partial(
         "Edit a clip by a prompt.",
         add_flags,
         older={"--input_video_path": "--input_path", "--dit_path_video2world": "--dit_path"},
+        shares_input=True,
         settle=settle,
         plan=plan,
         after=after,

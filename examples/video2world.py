@@ -39,6 +39,12 @@ BENCHMARK_RUNS = 4  # the first warms up and is not counted
 Jobs = tuple[list[VideoRequest], Settings | list[Settings]]  # settings for all requests, or for each
 
 
+def choose_video_model(args: argparse.Namespace) -> Any:
+    from cosmos_predict2.configs.base.config_video2world import choose_model
+
+    return choose_model(values_of(VideoModel, args), args.input_path)
+
+
 @dataclass(frozen=True)
 class Program:
     """A program of this family: this one, with flags of its own, and steps that change what is made."""
@@ -47,8 +53,11 @@ class Program:
     add_flags: Callable[[Callable[..., Any]], None] = lambda add: None
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of flags, in place of this program's
     older: Mapping[str, str] = field(default_factory=dict)  # published spellings -> flags
+    shares_input: bool = False  # entries of a batch that have no input have that of the flags
+    model_flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options of flags of the model
     # Completes the flags before a model is chosen by them; an exit code where the work is done without one.
     settle: Callable[[argparse.Namespace], int | None] = lambda args: None
+    choose: Callable[[argparse.Namespace], Any] = choose_video_model
     # (flags, choice of the model, requests and settings of the flags) -> those that are carried out
     plan: Callable[[argparse.Namespace, Any, Jobs], Jobs] = lambda args, choice, jobs: jobs
     after: Callable[[argparse.Namespace, Any, Jobs], None] = lambda args, choice, jobs: None  # with the videos
@@ -60,9 +69,9 @@ VIDEO2WORLD = Program()
 def _parser(program: Program) -> Parser:
     parser = Parser(description=program.description, formatter_class=Help, allow_abbrev=False)
     parser.older = program.older
-    parser.set_defaults(lora_alpha=None, keep_going=None, skip_existing=None)  # flags of some of the programs
+    parser.set_defaults(lora_alpha=None, keep_going=None, skip_existing=None, is_stage=False)  # of some programs
     program.add_flags(parser.add_argument_group("this program").add_argument)
-    add_flags(parser.add_argument_group("model").add_argument, VideoModel)
+    add_flags(parser.add_argument_group("model").add_argument, VideoModel, **program.model_flags)
     request = parser.add_argument_group("request").add_argument
     inputs = f"a picture, or an mp4 whose last frames are continued (default {DEFAULT_INPUT}; tiny: {TINY_INPUT})"
     add_flags(
@@ -158,7 +167,6 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
-    from cosmos_predict2.configs.base.config_video2world import choose_model
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, announce, check_num_gpus
     from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS
@@ -167,10 +175,11 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
     from imaginaire.distributed.parallel import current_dims
 
     check_flags(args)
-    choice = choose_model(values_of(VideoModel, args), args.input_path)
+    choice = program.choose(args)
     config, dit_path = choice.config, choice.dit_path
     check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
-    check_processes(args.num_gpus)
+    if not args.is_stage:
+        check_processes(args.num_gpus)
     if args.natten and choice.aspect_ratio != "16:9":
         raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {choice.aspect_ratio}.")
     guardrail, refiner = config.guardrail_config, config.prompt_refiner_config
@@ -203,7 +212,7 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
             offload_text_encoder=args.offload_text_encoder,
             downcast_text_encoder=args.downcast_text_encoder,
             offload_tokenizer=args.offload_tokenizer,
-            group=current_dims().cp_group,
+            group=current_dims().cp_group if args.num_gpus > 1 else None,
             is_follower=not is_leader,
         )
 
@@ -231,11 +240,13 @@ def prepare_requests(args: argparse.Namespace, choice: Any, program: Program) ->
             SamplingOptions, args, guidance=guidance, num_steps=args.num_steps or choice.num_steps, progress=True
         ),
     )
-    requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
+    requests = [request]
+    if args.batch_input_json:
+        requests = read_batch(args.batch_input_json, request, shares_input=program.shares_input)
     jobs = requests, of_requests = program.plan(args, choice, (requests, settings))
     if not args.batch_input_json and not args.keep_going and not args.skip_existing:
-        if not args.input_path and requests[0].input_path == request.input_path:
-            log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)
+        if bundled := "" if args.input_path else request.input_path:
+            log.info("input: %s, the bundled picture (--input_path: yours)", bundled)
         for one in requests:
             check_request(one, args.contact_sheet)
     embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None

@@ -57,12 +57,10 @@ def test_no_test_asserts_wall_clock_time() -> None:
 # Named nowhere but where they are defined, in tests and in a caller's own program.
 CALLED_FROM_OUTSIDE = {
     *("make_freezable", "PowerEMAConfig", "NVTXConfig", "reset_dtype"),  # published names
-    *("create_video_guardrail_runner", "run_text_guardrail", "get_cosmos_reason1_model_dir"),
-    *(f"get_cosmos_predict2_{name}_checkpoint" for name in ("text2image", "gr00t", "multiview")),
+    *("create_video_guardrail_runner", "run_text_guardrail"),
     *("integrate", "from_unit", "write_statistics", "expert_action"),  # the ways back from actions, and to them
     "ignore_aliases",  # PyYAML calls it
     *("redirect_request", "handle_exit"),  # urllib and uvicorn call them
-    "exec_module",  # Python's import calls it
     "load_bytes",  # torch calls it
 }
 HOOKS = ("on_", "visit_", "__")  # called by name

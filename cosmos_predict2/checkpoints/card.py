@@ -37,7 +37,7 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.data.views import named, views_of_data
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.released import PREDICT25
 from cosmos_predict2.text.trained_text import KEY as TEXT_KEY
@@ -88,7 +88,7 @@ def register(*classes: type) -> None:
         buildable("part")(cls)
 
 
-register(Video2WorldDiT, FlatActionDiT, ChunkActionDiT, WanDiT, TinyTokenizer, WanTokenizer)
+register(DiT, Video2WorldDiT, FlatActionDiT, ChunkActionDiT, WanDiT, TinyTokenizer, WanTokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from cosmos_predict2.checkpoints import wan_names
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.released import NETWORKS, describe_missing, download_command, not_yet_here
+from cosmos_predict2.released import NETWORKS, describe_missing, download_command, runs_nowhere
 from imaginaire import storage
 from imaginaire.checkpoint import weight_files, weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at, shape_of
@@ -329,7 +329,7 @@ def require_family(
     if (found.width, found.num_blocks) != (wanted.width, wanted.num_blocks):
         raise CheckpointError(f"{file}. {net}. Choose the model size of the file, or another file.")
     if found.input_channels != wanted.input_channels:
-        absent = f"{found.kind} models are not yet here" if not_yet_here(found.kind) else "choose the program for it"
+        absent = f"{found.kind} models are not yet here" if runs_nowhere(found.kind) else "choose the program for it"
         cure = f"Its first layer takes other channels: {absent}, or choose another file."
         raise CheckpointError(f"{file}. {net}. {cure}")
     if found.text_projection_from is not None and wanted.text_projection_from is None:

@@ -34,7 +34,7 @@ from cosmos_predict2.released import (
     SIZES,
     T5,
     VIDEO_SIZES,
-    not_yet_here,
+    runs_nowhere,
 )
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
@@ -158,7 +158,7 @@ def make_plan(flags: DownloadFlags) -> DownloadPlan:
             _add_model(plan, model_type, size, flags)
     for name in flags.predict2_5:
         _add_predict25(plan, name, flags)
-    if absent := [name for name in (*types, *flags.predict2_5) if not_yet_here(name)]:
+    if absent := [name for name in (*types, *flags.predict2_5) if runs_nowhere(name)]:
         plan.notes.append(f"{', '.join(absent)}: not yet here, no program of this version runs these weights")
     if flags.tokenizer_only:
         return plan

@@ -33,13 +33,18 @@ BATCH_KEYS: dict[str, type] = {
     "input_video": str,
     "prompt": str,
     "output_video": str,
+    "output_image": str,
     "negative_prompt": str,
     "seed": int,
     "num_conditional_frames": int,
     "compare_to": str,
     "start_frame_idx": int,
 }
-FIELDS = {"input_video": "input_path", "output_video": "save_path"}  # of a request, where a key has another name
+FIELDS = {
+    "input_video": "input_path",
+    "output_video": "save_path",
+    "output_image": "save_path",
+}  # of a request, where a key has another name
 RECORDS = (".txt", ".json", ".yaml")  # written beside a video
 
 
@@ -60,7 +65,8 @@ def check_request(request: VideoRequest, contact_sheet: bool = False) -> None:
         media.probe_video(request.compare_to)
     if request.edited_path:
         check_input(request.edited_path, request.form.chunk_frames or 1, request.start_frame_idx or 0)
-    media.check_writable(request.save_path, media.WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
+    suffixes = media.IMAGE_SUFFIXES if request.form.chunk_frames == 1 else media.WRITTEN_VIDEO_SUFFIXES
+    media.check_writable(request.save_path, suffixes, flag="--save_path")
     check_overwrites(request, contact_sheet=contact_sheet)
 
 
@@ -80,11 +86,11 @@ def check_outputs(outputs: Sequence[str], inputs: Iterable[str]) -> None:
             raise ConfigError(f"Output {outputs[0]} would replace {path}, which is read. Choose another name.")
 
 
-def read_batch(path: str, defaults: VideoRequest) -> list[VideoRequest]:
+def read_batch(path: str, defaults: VideoRequest, *, shares_input: bool = False) -> list[VideoRequest]:
     """The requests of a batch file: a JSON list of {input_video, prompt, output_video}, or JSON lines of them.
 
-    Relative paths count from the working directory. What an entry does not name is taken from ``defaults``; its
-    ``output_video`` is ``output_<i>.mp4`` in the folder of the default.
+    Relative paths count from the working directory. What an entry does not name is taken from ``defaults``, its input
+    where ``shares_input``; its ``output_video`` is ``output_<i>.mp4`` in the folder of the default.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -97,7 +103,7 @@ def read_batch(path: str, defaults: VideoRequest) -> list[VideoRequest]:
     requests, problems = [], []
     for i, entry in enumerate(entries):
         try:
-            requests.append(_request_of(entry, i, defaults))
+            requests.append(_request_of(entry, i, defaults, shares_input))
             check_overwrites(requests[-1], path)
         except ConfigError as error:
             problems.append(f"entry {i}: {error}")
@@ -109,7 +115,7 @@ def read_batch(path: str, defaults: VideoRequest) -> list[VideoRequest]:
     return requests
 
 
-def _request_of(entry: Mapping[str, Any], number: int, defaults: VideoRequest) -> VideoRequest:
+def _request_of(entry: Mapping[str, Any], number: int, defaults: VideoRequest, shares_input: bool) -> VideoRequest:
     """The request of a batch file's entry; null is as if the key were not there."""
     given: dict[str, Any] = {}
     for key, value in entry.items():
@@ -119,9 +125,11 @@ def _request_of(entry: Mapping[str, Any], number: int, defaults: VideoRequest) -
             raise ConfigError(f"{key} is {value!r}; {'a whole number' if BATCH_KEYS[key] is int else 'text'} is needed")
         if value is not None:
             given[FIELDS.get(key, key)] = value
-    output = os.path.join(os.path.dirname(defaults.save_path), f"output_{number}.mp4")
+    folder, ending = os.path.dirname(defaults.save_path), os.path.splitext(defaults.save_path)[1]
+    output = os.path.join(folder, f"output_{number}{ending}")
     given["save_path"] = given.get("save_path") or output
-    request = replace(defaults, **{"input_path": "", "prompt": "", "compare_to": "", **given})
+    input_path = defaults.input_path if shares_input else ""
+    request = replace(defaults, **{"input_path": input_path, "prompt": "", "compare_to": "", **given})
     if not request.prompt or not (request.input_path or request.num_conditional_frames == 0):
         raise ConfigError(f"no {'input_video' if request.prompt else 'prompt'}")
     return request
@@ -204,6 +212,9 @@ def generate_to_file(
     storage.write_text(f"{os.path.splitext(request.save_path)[0]}.yaml", to_yaml(pipe.config))
     if settings.contact_sheet or request.compare_to:
         write_contact_sheet(request, frames, settings.fps, pipe.config.input_crop)
+    if request.form.chunk_frames == 1:
+        media.write_image(request.save_path, frames[:, 0])
+        return seconds
     media.write_video(request.save_path, frames, settings.fps)  # last: where it is, all the rest is
     return seconds
 

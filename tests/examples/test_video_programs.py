@@ -173,6 +173,10 @@ def test_a_clip_is_edited_the_less_the_smaller_the_strength(tmp_path: Path) -> N
     errors = [float((one[:, 1:] - true[:, 1:]).abs().mean()) for one in made.values()]
     assert errors[0] < errors[1] < errors[2]
     assert (tmp_path / "edit1_comparison.mp4").exists()
+    batch = batch_of(tmp_path, {"prompt": PROMPT, "output_video": str(tmp_path / "many.mp4")})
+    flags = ["--input_video_path", CLIP, "--video2world_edit_strength", "0.6", "--num_steps", "10"]
+    assert video2video_sdedit.main([*TINY, *flags, "--batch_input_json", batch]) == 0
+    assert record(tmp_path / "many.mp4")["frames_sha256"] == record(tmp_path / "edit0.6.mp4")["frames_sha256"]
     plain = ["--input_path", CLIP, "--start_frame_idx", "0", "--num_steps", "10", "--save_path", f"{tmp_path}/p.mp4"]
     assert video2world.main([*TINY, *plain]) == 0
     assert record(tmp_path / "p.mp4")["frames_sha256"] == record(tmp_path / "edit1.mp4")["frames_sha256"]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text2Image models: the released ones and the tiny one. A picture is a video of one frame, from the prompt alone."""
+
+from typing import Any
+
+import attrs
+
+from cosmos_predict2.checkpoints import checkpoint_dir
+from cosmos_predict2.checkpoints.card import ModelCard
+from cosmos_predict2.configs.base.config_video2world import (
+    IMAGE,
+    TINY_NET,
+    Choice,
+    Size,
+    agreed_size,
+    find_size,
+    get_cosmos_predict2_video2world_pipeline,
+    use_checkpoint_dir,
+)
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.pipelines.recorded_run import apply_card, place_tokenizer, read_and_warn
+from cosmos_predict2.released import (
+    NETWORKS,
+    SIZES,
+    get_cosmos_predict2_text2image_checkpoint,
+    tiny_text2image_path,
+)
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.options import VideoModel
+from imaginaire.config import L
+from imaginaire.errors import ConfigError
+
+IMAGE_SIZES = {size: Size(NETWORKS[f"{size} Text2Image"], ("1024",), (16,), "16:9") for size in SIZES}
+IMAGE_SIZES["tiny"] = Size(TINY_NET, ("48",), (10,), "1:1")
+
+
+def get_cosmos_predict2_text2image_pipeline(
+    *, model_size: str = "2B", fast_tokenizer: bool = False
+) -> Video2WorldPipelineConfig:
+    """The pipeline's config; all but the network, its size and its length is that of Video2World."""
+    size = find_size(IMAGE_SIZES, "Text2Image", model_size)
+    if fast_tokenizer:
+        raise ConfigError("The fast tokenizer of the 0.6B model is not here; its weights model.pt take the usual one.")
+    of_video = get_cosmos_predict2_video2world_pipeline(model_size="2B" if model_size == "0.6B" else model_size)
+    backend = of_video.net.atten_backend
+    return attrs.evolve(
+        of_video,
+        net=L(DiT)(**{"atten_backend": backend, **size.net}),
+        state_t=1,
+        resolution=size.resolutions[0],
+        min_num_conditional_frames=0,
+        max_num_conditional_frames=0,
+    )
+
+
+def get_text2image_dit_path(*, model_size: str = "2B") -> str:
+    """The path of a size's weights: the released ones, or those of the tiny model, which come with the code."""
+    if model_size == "tiny":
+        return tiny_text2image_path()
+    return get_cosmos_predict2_text2image_checkpoint(model_size=model_size)
+
+
+def choose_text2image(flags: VideoModel) -> Choice:
+    """The pipeline's config and weights, as `choose_model` chooses those of Video2World."""
+    use_checkpoint_dir(flags)
+    card: Any = read_and_warn(flags.dit_path) if flags.dit_path else ModelCard()
+    if card.family is not None and card.family.kind != IMAGE:
+        raise ConfigError(
+            f"--dit_path {flags.dit_path} is of a {card.family.kind} network: use examples/video2world.py."
+        )
+    size = agreed_size(flags, card.model_size(IMAGE_SIZES) if card.has_pipeline else None)
+    config = get_cosmos_predict2_text2image_pipeline(model_size=size)
+    if card.has_pipeline:
+        apply_card(card, config, tokenizer_path=flags.tokenizer_path)
+    elif flags.tokenizer_path:
+        place_tokenizer(config, flags.tokenizer_path)
+    trained = card.shape[0] if card.has_pipeline else IMAGE_SIZES[size].resolutions[0]
+    config.resolution = flags.resolution or trained
+    config.guardrail_config.checkpoint_dir = checkpoint_dir()
+    dit_path = flags.dit_path or ("" if flags.random_weights else get_text2image_dit_path(model_size=size))
+    return Choice(config, dit_path, size, card, flags.aspect_ratio or IMAGE_SIZES[size].aspect_ratio)
