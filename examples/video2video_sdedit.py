@@ -4,8 +4,9 @@
 python examples/video2video_sdedit.py --input_video_path clip.mp4 --prompt "..." --video2world_edit_strength 0.8
 python examples/video2video_sdedit.py --model_size tiny --prompt "push the red puck up"
 
-The strength is the share of the steps that are taken: near 0 the clip stays, at 1 nothing of it but its first frames.
-It writes NAME.mp4, NAME_input.mp4, the clip as the model saw it, and NAME_comparison.mp4, both with titles.
+The strength is the share of the steps that are taken: near 0 the clip stays, at 1 nothing of it but its first frame,
+which Text2Image edits before, by a strength of its own. It writes NAME.mp4, NAME_input.mp4, the clip as the model saw
+it, and NAME_comparison.mp4, both with titles.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs from a checkout as it is
 
-from examples import video2world
+from examples import text2image, video2world
 from examples.video2world import ROOT, Jobs, Program
 from imaginaire.errors import ConfigError
 
@@ -27,6 +28,9 @@ TINY_CLIP = "assets/toy_world/clip.mp4"
 
 
 def add_flags(add: Callable[..., Any]) -> None:
+    text2image.add_stage_flags(add)
+    first = "the same of the first frame, by Text2Image; 0: it stays as it is"
+    add("--text2image_edit_strength", type=float, default=0.4, metavar="SHARE", help=first)
     strength = "share of the steps that are taken from the noised clip, above 0, at most 1"
     add("--video2world_edit_strength", type=float, default=0.8, metavar="SHARE", help=strength)
 
@@ -36,20 +40,28 @@ def settle(args: argparse.Namespace) -> None:
         args.input_path = str(ROOT / TINY_CLIP)
     if args.input_path is None and not args.batch_input_json:
         raise ConfigError("Name the clip that is edited with --input_video_path.")
+    if args.text2image_edit_strength and args.num_conditional_frames != 1:
+        raise ConfigError("An edited first frame is one: give --num_conditional_frames 1, or edit none by strength 0.")
     args.start_frame_idx = args.start_frame_idx or 0
+    text2image.settle_stage(args)
 
 
 def plan(args: argparse.Namespace, choice: Any, jobs: Jobs) -> Jobs:
     from cosmos_predict2.pipelines.requests import check_outputs
+    from cosmos_predict2.pipelines.video2world import check_input
     from cosmos_predict2.tokenizers.sizes import pixel_frames
 
     requests, settings = jobs
     assert not isinstance(settings, list)
     form = replace(requests[0].form, chunk_frames=pixel_frames(choice.config.state_t))
-    edits = [replace(one, edited_path=one.input_path, form=form) for one in requests]
+    start = args.start_frame_idx
+    edits = [replace(one, edited_path=one.input_path, edited_start=start, form=form) for one in requests]
     for one in edits:
         check_outputs(_beside(one.save_path), [one.input_path])
+        check_input(one.edited_path, pixel_frames(choice.config.state_t), start)
     sampling = replace(settings.sampling, strength=args.video2world_edit_strength)
+    if args.text2image_edit_strength:
+        edits = text2image.first_pictures(args, choice, edits, args.text2image_edit_strength)
     return edits, replace(settings, sampling=sampling)
 
 
@@ -64,7 +76,7 @@ def after(args: argparse.Namespace, choice: Any, jobs: Jobs) -> None:
             continue
         made, fps = media.read_video(one.save_path)
         size, crop = (made.shape[2], made.shape[3]), choice.config.input_crop
-        given = read_input(one.edited_path, made.shape[1], size, one.start_frame_idx, crop=crop)
+        given = read_input(one.edited_path, made.shape[1], size, one.edited_start, crop=crop)
         input_path, comparison_path = _beside(one.save_path)
         media.write_video(input_path, given, fps)
         media.write_video(comparison_path, side_by_side([[given, made]], ["input", "edited"]), fps)
@@ -82,6 +94,7 @@ main = partial(
         add_flags,
         older={"--input_video_path": "--input_path", "--dit_path_video2world": "--dit_path"},
         shares_input=True,
+        model_flags=text2image.PROGRAM.model_flags,
         settle=settle,
         plan=plan,
         after=after,

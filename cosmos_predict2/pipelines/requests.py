@@ -64,7 +64,7 @@ def check_request(request: VideoRequest, contact_sheet: bool = False) -> None:
     if request.compare_to:
         media.probe_video(request.compare_to)
     if request.edited_path:
-        check_input(request.edited_path, request.form.chunk_frames or 1, request.start_frame_idx or 0)
+        check_input(request.edited_path, request.form.chunk_frames or 1, request.edited_start)
     suffixes = media.IMAGE_SUFFIXES if request.form.chunk_frames == 1 else media.WRITTEN_VIDEO_SUFFIXES
     media.check_writable(request.save_path, suffixes, flag="--save_path")
     check_overwrites(request, contact_sheet=contact_sheet)
@@ -203,6 +203,7 @@ def generate_to_file(
         start_frame_idx=request.start_frame_idx,
         form=request.form,
         edited_path=request.edited_path,
+        edited_start=request.edited_start,
     )
     if not torch.isfinite(video).all():
         raise DataError("The network gave values that are not finite. Are these the weights of this model?")

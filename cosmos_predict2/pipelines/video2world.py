@@ -159,13 +159,14 @@ class Video2WorldPipeline:
         start_frame_idx: int | None = None,
         form: VideoForm = OF_MODEL,
         edited_path: str = "",
+        edited_start: int = 0,
     ) -> Any:
         """[1, 3, F, H, W] in [-1, 1]; with ``return_prompt`` also the prompt as it was used.
 
         ``num_conditional_frames`` counts pixel frames: 1, or 5 of a clip, the last ones or those from
         ``start_frame_idx`` on; for Predict2.5 also 0. ``embeddings`` has the prompts' embeddings by text, in place of
         an encoder. ``options`` counts more than the arguments that it has. A long ``form`` is made chunk by chunk, on
-        the host. ``edited_path``: a clip that is edited by ``options.strength``, its first frames.
+        the host. ``edited_path``: a clip that is edited by ``options.strength``, from ``edited_start`` on.
         """
         options = options or SamplingOptions(
             guidance=guidance,
@@ -184,7 +185,7 @@ class Video2WorldPipeline:
             frames = read_input(input_path, num_conditional_frames, size, start_frame_idx, fps=rate, crop=crop)
         edited = None
         if edited_path:
-            edited = read_input(edited_path, chunk_frames, size, start_frame_idx or 0, fps=rate, crop=crop)[None]
+            edited = read_input(edited_path, chunk_frames, size, edited_start, fps=rate, crop=crop)[None]
         prompts = [refined, negative_prompt] if negative_prompt else [refined]
         text, *negative = self.world.encode_text(prompts, embeddings)
         chunks: list[Tensor] = []

@@ -212,6 +212,7 @@ class VideoRequest:
     )
     form: VideoForm = OF_MODEL
     edited_path: str = ""  # a clip from which sampling begins, noised by SamplingOptions.strength, in place of noise
+    edited_start: int = 0  # its first frame
 
 
 @dataclass(frozen=True)

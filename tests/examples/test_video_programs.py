@@ -162,10 +162,10 @@ def test_videos_of_each_seed_are_ranked_and_can_be_ranked_again(tmp_path: Path) 
 
 
 def test_a_clip_is_edited_the_less_the_smaller_the_strength(tmp_path: Path) -> None:
-    made = {}
+    made, of_video = {}, ["--text2image_edit_strength", "0", "--num_steps", "10"]
     for strength in ("0.2", "0.6", "1"):
         path = tmp_path / f"edit{strength}.mp4"
-        flags = ["--input_video_path", CLIP, "--video2world_edit_strength", strength, "--num_steps", "10"]
+        flags = ["--input_video_path", CLIP, "--video2world_edit_strength", strength, *of_video]
         assert video2video_sdedit.main([*TINY, *flags, "--save_path", str(path)]) == 0
         made[strength] = media.read_video(path)[0].float()
     true = media.read_video(tmp_path / "edit1_input.mp4")[0].float()
@@ -174,12 +174,24 @@ def test_a_clip_is_edited_the_less_the_smaller_the_strength(tmp_path: Path) -> N
     assert errors[0] < errors[1] < errors[2]
     assert (tmp_path / "edit1_comparison.mp4").exists()
     batch = batch_of(tmp_path, {"prompt": PROMPT, "output_video": str(tmp_path / "many.mp4")})
-    flags = ["--input_video_path", CLIP, "--video2world_edit_strength", "0.6", "--num_steps", "10"]
+    flags = ["--input_video_path", CLIP, "--video2world_edit_strength", "0.6", *of_video]
     assert video2video_sdedit.main([*TINY, *flags, "--batch_input_json", batch]) == 0
     assert record(tmp_path / "many.mp4")["frames_sha256"] == record(tmp_path / "edit0.6.mp4")["frames_sha256"]
     plain = ["--input_path", CLIP, "--start_frame_idx", "0", "--num_steps", "10", "--save_path", f"{tmp_path}/p.mp4"]
     assert video2world.main([*TINY, *plain]) == 0
     assert record(tmp_path / "p.mp4")["frames_sha256"] == record(tmp_path / "edit1.mp4")["frames_sha256"]
+
+
+def test_the_first_frame_is_edited_by_text2image(tmp_path: Path) -> None:
+    first = {}
+    for strength in ("0", "0.2", "1"):
+        path = tmp_path / f"edit{strength}.mp4"
+        flags = ["--input_video_path", CLIP, "--start_frame_idx", "3", "--text2image_edit_strength", strength]
+        assert video2video_sdedit.main([*TINY, *flags, "--num_steps", "10", "--save_path", str(path)]) == 0
+        first[strength] = media.read_video(path)[0][:, 0].float()
+    true = media.read_video(tmp_path / "edit0_input.mp4")[0][:, 0].float()
+    errors = [float((frame - true).abs().mean()) for frame in first.values()]
+    assert errors[0] < errors[1] < errors[2]
 
 
 # What is wrong --------------------------------------------------------------------------------------------------------
@@ -207,6 +219,8 @@ GROOT = ["--gr00t_variant", "gr1"]
         (video2video_sdedit.main, ["--video2world_edit_strength", "0"], "strength of an edit is 0"),
         (video2video_sdedit.main, ["--video2world_edit_strength", "1.5"], "strength of an edit is 1.5"),
         (video2video_sdedit.main, ["--input_video_path", "PICTURE"], "13"),
+        (video2video_sdedit.main, ["--text2image_edit_strength", "-1"], "strength of an edit is -1"),
+        (video2video_sdedit.main, ["--num_conditional_frames", "5"], "--num_conditional_frames 1"),
         (video2video_sdedit.main, ["--input_video_path", CLIP, "--start_frame_idx", "20"], "has 25 frames"),
     ],
 )
