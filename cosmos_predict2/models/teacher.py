@@ -15,10 +15,12 @@ import attrs
 import torch
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.card import known_class, read_card
 from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import noise_level
 from cosmos_predict2.models.config import LATEST_TIME, Passes, model_config
+from cosmos_predict2.world_model.assembly import other_parts
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import OBJECTIVE_KEY, Student, objective_of
 from cosmos_predict2.world_model.options import SamplingOptions
@@ -87,7 +89,7 @@ def check_teacher(config: Mapping[str, Any], context: CheckContext) -> Iterator[
     if (node := student_node(config)) is None:
         return
     teacher = node.get("teacher") or ""
-    yield from errors(f"{OBJECTIVE_KEY}.teacher", [problem_with(teacher) if teacher else NO_TEACHER])
+    yield from errors(f"{OBJECTIVE_KEY}.teacher", [problem_of_teacher(teacher, config) if teacher else NO_TEACHER])
     run = context.config
     if run is not None and (size := run.model_parallel.context_parallel_size) > 1:
         yield error("model_parallel.context_parallel_size", f"{size}, but a teacher makes whole clips", "Set it to 1")
@@ -96,6 +98,17 @@ def check_teacher(config: Mapping[str, Any], context: CheckContext) -> Iterator[
         if isinstance(callback, Mapping) and (steps := callback.get("num_sampling_step") or 0) > most:
             key = f"trainer.callbacks.{name}.num_sampling_step"
             yield error(key, f"{steps}, but the student has {most}", f"Set it to {most}")
+
+
+def problem_of_teacher(path: str, config: Mapping[str, Any]) -> str | None:
+    """The reason why weights are no teacher of a ``model.config``; None where they are."""
+    if problem := problem_with(path):
+        return problem
+    card = read_card(path)
+    if known_class(node := card.pipeline.get("objective") or {}) is Student:
+        own = node.get("teacher") or "the run that it was distilled from"
+        return f"{path} is a student itself, of few steps: give the model that was distilled, {own}"
+    return next(other_parts(card, of_teacher(model_config(config).pipe_config), None), None)
 
 
 def passes_of_teacher(config: Mapping[str, Any], clips: int) -> Passes | None:

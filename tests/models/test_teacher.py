@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.released import tiny_action_path, tiny_video2world_path
 from cosmos_predict2.tools.plan.advice import nearest_that_fits
 from cosmos_predict2.tools.plan.speed import GPUS
 from cosmos_predict2.tools.plan.workload import read_workload
@@ -19,7 +20,7 @@ from cosmos_predict2.world_model.objectives import Student
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, UserError
 from imaginaire.training.preflight import check_launch
 from tests.findings import checked_model
 from tests.models.test_action_model import _node, action_batch, awaken, make_config, make_model
@@ -139,6 +140,16 @@ def test_a_student_without_a_teacher_is_found_before_the_start(tmp_path: Path) -
         Video2WorldModel(config)
     found = checked_model(Video2WorldModel, _node(config))
     assert "objective.teacher" in str(found)
+
+
+def test_a_teacher_of_few_steps_or_of_another_network_is_found_before_the_start(tmp_path: Path) -> None:
+    options = [*SHORT, "trainer.max_iter=1", f"model.config.model_manager_config.dit_path={tiny_action_path()}"]
+    teacher = "model.config.pipe_config.objective.teacher"
+    with pytest.raises(UserError, match=rf"The run cannot start:\s.*{teacher}: .* was trained with pipe_config.net"):
+        train(tmp_path, [*options, f"{teacher}={tiny_video2world_path()}"], config=CONFIG)
+    assert train(tmp_path, [*SHORT, "trainer.max_iter=1"], config=CONFIG) == 0
+    with pytest.raises(UserError, match=rf"The run cannot start:\s.*{teacher}: .* is a student itself, .*tiny_action"):
+        train(tmp_path, [*options, "job.name=next", f"{teacher}={tmp_path}/tests/engine/student"], config=CONFIG)
 
 
 def test_a_callback_that_samples_in_more_steps_is_found_before_the_start() -> None:
