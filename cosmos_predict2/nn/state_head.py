@@ -7,7 +7,8 @@
 It reads clean latents, true ones in training and imagined ones afterwards, so that noise levels do not matter to it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,15 @@ class StateHead(nn.Module):
     def reset_buffers(self) -> None:
         for buffer, ends in zip((self.low, self.high), zip(*self.state_range, strict=True), strict=True):
             buffer.copy_(torch.tensor(ends))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """The range stays in float32: in bfloat16 one from 1000 to 1001 is empty."""
+        super()._apply(fn, recurse)
+        if self.low.dtype.itemsize < torch.float32.itemsize:
+            for name in ("low", "high"):
+                self._buffers[name] = torch.empty_like(getattr(self, name), dtype=torch.float32)
+            self.reset_buffers()
+        return self
 
     def scaled(self, state: Tensor) -> Tensor:
         """States of recordings [..., S] in [-1, 1]; a number that never changed is 0."""

@@ -58,6 +58,13 @@ def test_a_head_begins_by_leaving_the_state_and_knows_the_range() -> None:
     assert head.error(torch.tensor([2.0, 0.0, 3.0]), torch.tensor([-2.0, 5.0, 3.0])).tolist() == [1.0, 0.5, 0.0]
 
 
+def test_the_range_keeps_its_precision_in_a_network_of_another() -> None:
+    head = StateHead(3, 16, [[1000.0, 1001.0], [0.995, 1.0]]).to(torch.bfloat16)
+    assert torch.allclose(head.scaled(torch.tensor([[1000.75, 0.9975]])), torch.tensor([[0.5, 0.0]]), atol=1e-3)
+    found = head(torch.randn(1, 16, 2, 8, 8), torch.tensor([[1000.5, 0.9975]]), torch.randn(1, 4, 3))
+    assert found.dtype == torch.float32 and float(found.detach()[..., 0].std()) > 0
+
+
 def test_each_action_reaches_the_states_behind_it_alone() -> None:
     head = StateHead(3, 16, RANGE)
     latents, actions = torch.randn(1, 16, 3, 8, 8), torch.randn(1, 8, 3)
