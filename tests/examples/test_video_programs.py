@@ -2,6 +2,7 @@
 """Programs that make videos in other ways than examples/video2world.py, which they share."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from examples import (
 )
 from imaginaire.checkpoint import weights
 from imaginaire.optim import lora
+from tests.programs import HANG_S, warm_python
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "push the red puck to the green ring"
@@ -58,6 +60,18 @@ def test_a_long_video_is_its_chunks_and_a_batch_makes_the_same(tmp_path: Path) -
     arguments = ["--batch_input_json", batch_of(tmp_path, entry, {**entry, "output_video": str(tmp_path / "b.mp4")})]
     assert video2world_lvg.main([*TINY, "--num_chunks", "3", *arguments]) == 0
     assert record(paths["many"])["frames_sha256"] == record(paths["three"])["frames_sha256"]
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_long_video_of_one(tmp_path: Path) -> None:
+    arguments = [*TINY, "--num_chunks", "2", "--save_path"]
+    assert video2world_lvg.main([*arguments, str(tmp_path / "one.mp4")]) == 0
+    torchrun = [str(Path(warm_python()).with_name("torchrun")), "--standalone", "--nproc_per_node=2"]
+    program = [str(ROOT / "examples/video2world_lvg.py"), "--num_gpus", "2", *arguments, str(tmp_path / "two.mp4")]
+    run = subprocess.run([*torchrun, *program], capture_output=True, text=True, timeout=HANG_S)
+    assert run.returncode == 0, run.stderr
+    one, two = (media.read_video(tmp_path / f"{name}.mp4")[0].float() for name in ("one", "two"))
+    assert float((one - two).abs().mean()) < 1
 
 
 def test_five_frames_are_handed_over_where_five_are_given(tmp_path: Path) -> None:
