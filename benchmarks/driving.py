@@ -90,10 +90,10 @@ def speed(args: argparse.Namespace) -> None:
 
 
 def iter_keys(num_envs: int, count: int) -> list[Tensor]:
-    """Deflections [E, 2] for each look; each is held for three."""
+    """Deflections [E, 2] for each look; each is held for three looks, and led back from for three."""
     generator = torch.Generator().manual_seed(0)
-    held = torch.rand(-(-count // 3), num_envs, 2, generator=generator) * 2 - 1
-    return [held[i // 3] for i in range(count)]
+    held = torch.rand(-(-count // 6), num_envs, 2, generator=generator) * 2 - 1
+    return [held[i // 6] * (1 if i % 6 < 3 else -1) for i in range(count)]
 
 
 def minute(args: argparse.Namespace) -> None:

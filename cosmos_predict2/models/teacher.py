@@ -2,9 +2,8 @@
 """Distillation: a student learns, on the data's conditions, the latents that its teacher makes of the same noise.
 
 The pair of noise and latents takes the place of noise and data in the loss of a flow (`Student`), at the times at which
-the student is sampled. The teacher makes no other latents of a noise, so that there is nothing to average over: one
-step of the student is as sharp as all of the teacher's. In several steps it sees its estimate mixed with the same noise
-again, as in training.
+the student is sampled. The teacher makes one result of a noise, so that there is nothing to average over. In several
+steps the student sees its estimate mixed with the same noise again, as in training.
 """
 
 from collections.abc import Iterator, Mapping
