@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T5 text embeddings, as the released Video2World models were trained with: 512 tokens, exact zeros past the prompt."""
+"""T5 text embeddings, as the released Video2World models were trained with, and UMT5's of Wan2.1: 512 tokens, exact
+zeros past the prompt."""
 
+import contextlib
+import html
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +23,15 @@ DOWNLOAD = (
     "Fetch T5-11B with: hf download google-t5/t5-11b --exclude tf_model.h5 --local-dir {path} (45 GB). A machine"
     " without it can use embeddings made on another: see python -m scripts.encode_prompts --help."
 )
+WAN_DOWNLOAD = "Fetch the model with: hf download Wan-AI/NAME --local-dir {path}, NAME being the folder's."
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
 SHARED, TIED = "shared.weight", "encoder.embed_tokens.weight"  # one tensor; files have either name, or both
 
 
 class T5Encoder:
     """Prompts to [B, max_length, width] by the encoder half of a T5 folder; the decoder is not loaded."""
+
+    kind, classes = "t5", ("T5Config", "T5EncoderModel")
 
     def __init__(
         self,
@@ -38,13 +45,24 @@ class T5Encoder:
         if problems := self.problems(path, max_length=max_length, dtype=dtype, batch_size=batch_size):
             raise CheckpointError(problems[0])
         package = pretrained.transformers()
-        self._tokenizer = pretrained.from_folder(package.T5TokenizerFast, path)
-        self._model = load_t5(path, dtype=dtype, device=device)
+        places = self.places(path)
+        self._tokenizer = pretrained.from_folder(package.T5TokenizerFast, places[1])
+        self._model = load_t5(places[0], dtype=dtype, device=device, classes=self.classes)
         self.num_tokens = max_length
         self._batch_size = batch_size
         self.width = int(self._model.config.d_model)
         kind = str(self._model.dtype).removeprefix("torch.")
-        self.name = f"t5-{pretrained.fingerprint(self._model)}-{max_length}x{self.width}-{kind}"
+        self.name = f"{self.kind}-{pretrained.fingerprint(self._model)}-{max_length}x{self.width}-{kind}"
+
+    @staticmethod
+    def places(path: str) -> tuple[str, str]:
+        """The folders of the network and of the tokenizer."""
+        return path, path
+
+    @staticmethod
+    def clean(prompt: str) -> str:
+        """The prompt as it is tokenised."""
+        return prompt
 
     @staticmethod
     def problems(
@@ -56,10 +74,7 @@ class T5Encoder:
         **_: Any,
     ) -> list[str]:
         """Problems that keep an encoder with these arguments from being built, each with its cure; loads nothing."""
-        if pretrained.dtype_of(dtype) == torch.float16:
-            raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
-        if min(max_length, batch_size) < 1:
-            raise ConfigError(f"max_length={max_length} and batch_size={batch_size} of a T5Encoder must be 1 at least.")
+        check_options(max_length, dtype, batch_size)
         return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
 
     @classmethod
@@ -80,7 +95,11 @@ class T5Encoder:
         for start in range(0, len(distinct), self._batch_size):
             chunk = distinct[start : start + self._batch_size]
             tokens = self._tokenizer(
-                chunk, padding="longest", truncation=True, max_length=self.num_tokens, return_tensors="pt"
+                [self.clean(prompt) for prompt in chunk],
+                padding="longest",
+                truncation=True,
+                max_length=self.num_tokens,
+                return_tensors="pt",
             )
             ids, mask = tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
             rows.update(zip(chunk, embed(self._model, ids, mask)))
@@ -94,10 +113,55 @@ class T5Encoder:
         return self
 
 
-def load_t5(path: str, *, dtype: str | torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
-    """The T5EncoderModel of a folder: its config, its encoder's weights, all of them accounted for."""
+class UMT5Encoder(T5Encoder):
+    """Prompts of Wan2.1, by the folders ``text_encoder`` and ``tokenizer`` of a diffusers pipeline."""
+
+    kind, classes = "umt5", ("UMT5Config", "UMT5EncoderModel")
+
+    @staticmethod
+    def places(path: str) -> tuple[str, str]:
+        return f"{path}/text_encoder", f"{path}/tokenizer"
+
+    @staticmethod
+    def clean(prompt: str) -> str:
+        """Without entities of HTML and runs of blanks; broken Unicode is mended where ftfy is installed."""
+        with contextlib.suppress(ImportError):
+            import ftfy  # type: ignore[import-not-found]
+
+            prompt = ftfy.fix_text(prompt)
+        return re.sub(r"\s+", " ", html.unescape(html.unescape(prompt)).strip())
+
+    @staticmethod
+    def problems(
+        path: str = "checkpoints/Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+        *,
+        max_length: int = NUM_TOKENS,
+        dtype: str | torch.dtype | None = None,
+        batch_size: int = BATCH_SIZE,
+        **_: Any,
+    ) -> list[str]:
+        check_options(max_length, dtype, batch_size)
+        return pretrained.problems_of(f"{path}/text_encoder", (pretrained.CONFIG,), WAN_DOWNLOAD.format(path=path))
+
+
+def check_options(max_length: int, dtype: str | torch.dtype | None, batch_size: int) -> None:
+    """Raise for options that no encoder of this kind works with."""
+    if pretrained.dtype_of(dtype) == torch.float16:
+        raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
+    if min(max_length, batch_size) < 1:
+        raise ConfigError(f"max_length={max_length} and batch_size={batch_size} of a T5Encoder must be 1 at least.")
+
+
+def load_t5(
+    path: str,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    classes: tuple[str, str] = T5Encoder.classes,
+) -> Any:
+    """The encoder of a folder: its config, its encoder's weights, all of them accounted for."""
     package = pretrained.transformers()
-    config = pretrained.config_of(package.T5Config, path)
+    config = pretrained.config_of(getattr(package, classes[0]), path)
     source = weights.read(path)
     has_shared = SHARED in source
 
@@ -107,7 +171,7 @@ def load_t5(path: str, *, dtype: str | torch.dtype | None = None, device: torch.
         return SHARED if name == TIED and not has_shared else name
 
     return pretrained.load(
-        lambda: package.T5EncoderModel(config),
+        lambda: getattr(package, classes[1])(config),
         weights.renamed(source, rename),
         path,
         allow_missing=(TIED,),

@@ -20,11 +20,11 @@ from torch.nn import functional
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS, trimmed
 from cosmos_predict2.text.reason1 import Reason1Encoder
-from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.text.t5 import T5Encoder, UMT5Encoder
 
 KEY = "text"  # in the run's record of its starts
 NO_TEXT = "none"  # in place of an encoder's name: every sample had the same text, as a rule zeros
-KINDS: dict[str, type] = {"bytes": BytesEncoder, "t5": T5Encoder, "reason1": Reason1Encoder}
+KINDS: dict[str, type] = {"bytes": BytesEncoder, "t5": T5Encoder, "umt5": UMT5Encoder, "reason1": Reason1Encoder}
 TINY_WIDTH = 64  # of the texts that the tiny models take, by the bytes encoder
 _FORM = re.compile(r"(?P<kind>\w+)-(?P<weights>\w+)-(?P<num_tokens>\d+)x(?P<width>\d+)(?:-(?P<rest>.+))?")
 

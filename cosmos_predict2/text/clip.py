@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features of a picture by CLIP, as Wan2.1's image to video reads them beside the text."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cosmos_predict2.text import pretrained
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.errors import CheckpointError
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP's pictures
+
+
+class ClipImageEncoder:
+    """The vision half of CLIP, from the folder ``image_encoder`` of a diffusers pipeline."""
+
+    def __init__(
+        self, path: str, *, dtype: str | torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        if not storage.is_folder(path):
+            raise CheckpointError(
+                f"The image encoder's folder {path} does not exist: it is part of Wan-AI/Wan2.1-I2V-14B-480P-Diffusers."
+            )
+        package = pretrained.transformers()
+        config = pretrained.config_of(package.CLIPVisionConfig, path)
+        source = weights.renamed(weights.read(path), lambda n: None if n.endswith(".position_ids") else n)
+        self._model: Any = pretrained.load(
+            lambda: package.CLIPVisionModel(config), source, path, dtype=pretrained.dtype_of(dtype), device=device
+        )
+        for name, buffer in self._model.named_buffers():
+            if name.endswith("position_ids"):  # it is in no file
+                buffer.copy_(torch.arange(buffer.shape[-1], device=device)[None])
+        self._side = int(config.image_size)
+
+    @torch.no_grad()
+    def encode(self, picture_B_C_H_W: Tensor) -> Tensor:
+        """[B, 1 + patches, width] float32 of pictures in [-1, 1], squeezed to a square: what the last block but one
+        gives."""
+        size = (self._side, self._side)
+        square = F.interpolate(picture_B_C_H_W.float(), size=size, mode="bicubic", align_corners=False)
+        mean, std = (square.new_tensor(values)[:, None, None] for values in (MEAN, STD))
+        pixels = ((square / 2 + 0.5 - mean) / std).to(self._model.dtype)
+        hidden: Tensor = self._model(pixel_values=pixels, output_hidden_states=True).hidden_states[-2]
+        return hidden.float()
+
+    def to(self, device: torch.device | str) -> "ClipImageEncoder":
+        self._model.to(device)
+        return self
