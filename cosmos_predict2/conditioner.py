@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from imaginaire.config.schema import Section, at_least
@@ -114,6 +115,16 @@ def image_channels(
     batch, _, frames, height, width = latent_B_C_T_H_W.shape
     mask_B_M_T_H_W = mask_M_T_1_1.expand(batch, mask_channels, frames, height, width)
     return torch.cat([mask_B_M_T_H_W, latent_B_C_T_H_W], dim=1)
+
+
+def first_frames_as_channels(
+    encode: Callable[[Tensor], Tensor], frames_B_C_F_H_W: Tensor, num_frames: int
+) -> dict[str, Tensor]:
+    """`image_channels` of the first frames, in [-1, 1], of a clip of so many, as a part of a batch."""
+    count = frames_B_C_F_H_W.shape[2]
+    video_B_C_F_H_W = F.pad(frames_B_C_F_H_W, (0, 0, 0, 0, 0, num_frames - count))
+    is_given_F = torch.arange(num_frames, device=frames_B_C_F_H_W.device) < count
+    return {EXTRA_KEY: image_channels(encode, video_B_C_F_H_W, is_given_F)}
 
 
 @attrs.define(kw_only=True, slots=False)

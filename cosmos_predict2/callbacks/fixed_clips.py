@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
+from cosmos_predict2.conditioner import ACTION_KEY, EXTRA_KEY, IMAGE_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
 from cosmos_predict2.data.clip_dataset import ClipDataset
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import distributed, random
@@ -56,6 +56,8 @@ class FixedClip:
             "padding_mask": self.condition.padding_mask_B_1_H_W,
             "fps": self.condition.fps_B,
             ACTION_KEY: self.condition.action_B_A_D,
+            EXTRA_KEY: self.condition.extra_B_C_T_H_W,
+            IMAGE_KEY: self.condition.image_B_S_E,
             NEGATIVE_TEXT_KEY: self.negative_text_1_S_E,
         }
         return {key: value for key, value in values.items() if value is not None}

@@ -294,8 +294,12 @@ class Video2WorldModel(ImaginaireModel):
         self.actions.check(batch)
         batch = self._cut(batch, generators)
         batch = self.text.added_to(batch, len(batch[self._input_key(batch)]), next(self.net.parameters()).device)
+        if self.net.extra_channels and LATENTS_KEY in batch:
+            raise DataError("Cached latents do not have the first frame that image to video is given: use pixels.")
         x0 = self._latents(batch) * self.pipe_config.sigma_data
         self._require_size(x0)
+        if self.net.extra_channels:
+            batch = {**batch, **self.world.first_frames(self._pixels(batch)[:, :, :1], pixel_frames(x0.shape[2]))}
         keep = None if is_fixed else self.world.conditioner.draw_keep(generators.each("condition"))
         condition = self.world.conditioner.condition(batch, is_image=is_image, keep=keep)
         require_text(self.net, condition.crossattn_emb_B_S_E, f"The batch's '{TEXT_KEY}'")

@@ -307,13 +307,20 @@ class WanBlock(nn.Module):
         return multiply_add(x, ffn_gate, self.ffn(modulated_norm(x, ffn_shift, ffn_scale)))
 
 
+class LastLinear(Linear):
+    """One that begins at zero, so that a network begins with a velocity of zero."""
+
+    def starts(self) -> dict[str, Start]:
+        return {"weight": Start(), "bias": Start()}
+
+
 class WanHead(nn.Module):
     """Modulated norm and linear map to the features of a patch, channels fastest."""
 
     def __init__(self, width: int, out_features: int) -> None:
         super().__init__()
         self.modulation = nn.Parameter(torch.empty(1, 2, width))
-        self.head = Linear(width, out_features)
+        self.head = LastLinear(width, out_features)
 
     def starts(self) -> dict[str, Start]:
         return {"modulation": Start(std=self.modulation.shape[-1] ** -0.5)}

@@ -12,7 +12,9 @@ from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
 from cosmos_predict2.diffusion.solvers import FLOW_SCHEDULES, FlowSchedule, flow_sigmas
 from cosmos_predict2.guardrail.runner import GuardrailConfig, PromptRefinerConfig
+from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.tokenizers.sizes import pixel_frames
+from imaginaire.buildable import target_of
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 
@@ -119,6 +121,13 @@ class Video2WorldPipelineConfig(Section):
     input_image_key: str = "images"
 
     @property
+    def shows_first_frames(self) -> bool:
+        """True where the network sees the first frames as channels beside the noisy latents: Wan2.1, image to video."""
+        target = None if self.net is None else target_of(self.net)
+        is_wan = isinstance(target, type) and issubclass(target, WanDiT)
+        return is_wan and self.net.get("in_channels", self.state_ch) > self.state_ch
+
+    @property
     def dtype(self) -> torch.dtype:
         return PRECISIONS[self.precision]
 
@@ -131,6 +140,25 @@ class Video2WorldPipelineConfig(Section):
                 f" (min_num_conditional_frames={fewest} latent frames): give as many (--num_conditional_frames, or"
                 " starts.history of an environment), or take weights that were trained with"
                 " fewer (--model 2B/post-trained: with the prompt alone)."
+            )
+
+
+@attrs.define(kw_only=True, slots=False)
+class WanPipelineConfig(Video2WorldPipelineConfig):
+    """A pipeline of Wan2.1."""
+
+    image_encoder: Any = None  # lazy node of what gives features of the first picture, where the network reads them
+
+    def require_conditioning(self, num_frames: int) -> None:
+        """Raise for frames that text to video cannot be given, and for none where image to video needs them."""
+        if self.shows_first_frames and not num_frames:
+            raise ConfigError(
+                "Image to video begins with a picture: give one (--input_path, --num_conditional_frames 1)."
+            )
+        if num_frames and not self.shows_first_frames:
+            raise ConfigError(
+                f"{num_frames} conditioning frames, but this network makes videos of text alone: use"
+                " --num_conditional_frames 0, or weights of image to video."
             )
 
 

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit, read_card
-from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
+from cosmos_predict2.conditioner import (
+    IMAGE_KEY,
+    NEGATIVE_TEXT_KEY,
+    TEXT_KEY,
+    Condition,
+    Conditioner,
+    first_frames_as_channels,
+)
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.diffusion.solvers import Step, guide, sample
 from cosmos_predict2.interfaces import TextEncoder, TokenizerDefaults, VideoTokenizer
@@ -117,6 +124,7 @@ class WorldModel:
         self._offload_text_encoder = offload_text_encoder
         self._graphed: GraphedNetwork | None = None
         self._is_compiled = False
+        self._image_encoder: Any = None  # built at the first picture
         self._check_text_width()
 
     # --- weights
@@ -239,6 +247,24 @@ class WorldModel:
         has_graphs = self._graphed is not None
         return clips_at_once(self.device, self.tokenizer.dtype, num_frames, height, width, has_graphs=has_graphs)
 
+    def first_frames(self, frames_B_C_F_H_W: Tensor, num_frames: int) -> dict[str, Tensor]:
+        """The first frames of clips, uint8 or in [-1, 1], as a batch has them for a network of image to video."""
+        frames = frames_B_C_F_H_W.to(self.device)
+        frames = frames if frames.is_floating_point() else frames.float() / 127.5 - 1
+        return first_frames_as_channels(self.encode, frames, num_frames) | self.image_features(frames[:, :, 0])
+
+    def image_features(self, picture_B_C_H_W: Tensor) -> dict[str, Tensor]:
+        """Features of a picture in [-1, 1], for a network that reads them."""
+        if self.net.image_channels is None:
+            return {}
+        if self._image_encoder is None:
+            node = getattr(self.config, "image_encoder", None)
+            if node is None:
+                raise ConfigError("pipe_config.image_encoder is null, but the network reads features of a picture.")
+            self._image_encoder = lazy_config.instantiate(node)
+        self._image_encoder.to(self.device)
+        return {IMAGE_KEY: self._image_encoder.encode(picture_B_C_H_W)}
+
     def given_latents(self, frames_B_C_F_H_W: Tensor, num_latent_frames: int | None = None) -> Tensor:
         """Latents of the whole clip in which only the conditioning frames, uint8 or in [-1, 1], are filled."""
         size, _, count, height, width = frames_B_C_F_H_W.shape
@@ -288,6 +314,9 @@ class WorldModel:
         batch["fps"] = torch.full((size,), float(self.config.fps), device=self.device)
         given = self.given_latents(frames_B_C_F_H_W, latent_frames(num_frames) if num_frames else None)
         num_latent = latent_frames(num_given) if num_given else 0
+        if self.net.extra_channels:
+            batch |= self.first_frames(frames_B_C_F_H_W, pixel_frames(given.shape[2]))
+            num_latent = 0  # such a network makes all frames, the given ones too
         if edited_B_C_F_H_W is not None:
             given[:, :, num_latent:] = self.encode(edited_B_C_F_H_W)[:, :, num_latent:]
         latent = self.generate_latents(batch, given, num_latent, seed=seed, options=options, on_step=on_step)

@@ -6,7 +6,7 @@ import os
 
 from cosmos_predict2.configs.action_conditioned.defaults import data as action_data
 from cosmos_predict2.configs.action_conditioned.defaults import model as action_model
-from cosmos_predict2.configs.base.defaults import data, model, training
+from cosmos_predict2.configs.base.defaults import data, model, training, wan2pt1
 from cosmos_predict2.configs.rl.defaults import model as rl_model
 from cosmos_predict2.released import SETTINGS_VARIABLE, not_yet_here
 from imaginaire.config import Config, JobConfig, TrainerConfig
@@ -33,7 +33,7 @@ DEFAULTS = [
 @functools.lru_cache(maxsize=1)
 def register_groups(settings: str) -> None:
     """Once in a process that composes often, and again where the settings change, which name folders of weights."""
-    for group in (training, data, action_data, model, action_model, rl_model):
+    for group in (training, data, action_data, model, wan2pt1, action_model, rl_model):
         group.register()
 
 

@@ -19,6 +19,10 @@ from typing import Any
 from cosmos_predict2.checkpoints import checkpoint_dir
 from cosmos_predict2.checkpoints.adapters import parse_lora
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
+from cosmos_predict2.checkpoints.dit_weights import LATENT_CHANNELS
+from cosmos_predict2.configs.base.config_wan2pt1 import SIZES as WAN_SIZES
+from cosmos_predict2.configs.base.config_wan2pt1 import get_wan2pt1_pipeline
+from cosmos_predict2.configs.base.sizes import TINY_SHIFT, Size
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, place_tokenizer, read_and_warn
@@ -49,17 +53,6 @@ log = logging.getLogger(__name__)
 
 IMAGE = "Text2Image"  # the kind of a network, as `Family` has it
 STATE_T = {16: 24, 10: 16}  # latent frames by frame rate: 93 and 61 pixel frames
-
-
-@dataclass(frozen=True)
-class Size:
-    """One size of model and its variants; the first resolution, rate and aspect ratio are its defaults."""
-
-    net: dict[str, Any]
-    resolutions: tuple[str, ...]
-    rates: tuple[int, ...]
-    aspect_ratio: str
-    sac_mode: str = "none"  # of recomputation in training
 
 
 TINY_NET = dict(
@@ -159,8 +152,6 @@ DISTILLED_MODEL, DISTILLED_NUM_STEPS = "2B/distilled", 4
 NUM_FRAMES = 77  # of a video that is made with the released weights, by default; they were trained with 93
 # A narrow text behind a projection, as in the released networks.
 TINY_TEXT = dict(crossattn_emb_channels=32, crossattn_proj_in_channels=64, use_wan_fp32_strategy=True)
-# Where the toy world's dynamics show: times around t = 8 / 9, noise levels around 8.
-TINY_SHIFT = 8.0
 PREDICT25_SIZES = {
     "2B": Size(NETWORKS["2B Predict2.5"], ("720", "480"), (16,), "16:9", "predict2_2b_720"),
     "14B": Size(NETWORKS["14B Predict2.5"], ("720", "480"), (16,), "16:9", "predict2_14b_720"),
@@ -251,7 +242,11 @@ def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
     is_predict2p5 = bool(flags.model) or card.is_predict2p5
     if card.problem and not card.has_pipeline:  # loading reports it; until then the path decides
         is_predict2p5 = is_predict2p5 or "Predict2.5" in card.path
-    sizes = PREDICT25_SIZES if is_predict2p5 else SIZES
+    sizes, kind = PREDICT25_SIZES if is_predict2p5 else SIZES, ""
+    if card.is_wan:
+        channels = card.net.get("in_channels") or (card.family.input_channels if card.family else LATENT_CHANNELS)
+        kind = "i2v" if channels > LATENT_CHANNELS else "t2v"
+        sizes = WAN_SIZES[kind]
     trained = flags.model.partition("/")[0] if flags.model else _size_of(card, sizes)
     size = agreed_size(flags, trained)
     fps = int(flags.fps) if flags.fps and flags.fps in sizes[size].rates else 0
@@ -264,6 +259,10 @@ def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
         if flags.model == DISTILLED_MODEL or flags.dit_path.endswith(PREDICT25_FILES[DISTILLED_MODEL][1]):
             _as_distilled(config)
         log.info("model: Predict2.5 %s", flags.model or size)
+    elif card.is_wan:
+        resolution = flags.resolution or sizes[size].resolutions[0]
+        config = get_wan2pt1_pipeline(kind=kind, model_size=size, resolution=resolution)
+        log.info("model: Wan2.1 %s %s", kind.upper(), size)
     else:
         variant["natten"] = flags.natten
         config = get_cosmos_predict2_video2world_pipeline(**variant)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
+from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner, first_frames_as_channels
 from cosmos_predict2.diffusion.rectified_flow import add_noise, per_frame, rectified_flow_weight
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.sizes import pixel_frames
@@ -97,8 +97,13 @@ def read_clips(
     captions = [str(item.get("ai_caption", "")) for item in items]
     if with_text:
         batch = with_text({**batch, "ai_caption": captions}, len(items))
+    num_pinned = num_given
+    if config.shows_first_frames:
+        first = video[:, :, : pixel_frames(num_given)].float() / 127.5 - 1
+        parts = [first_frames_as_channels(tokenizer.encode, part, video.shape[2]) for part in first.split(BATCH)]
+        batch, num_pinned = {**batch, **{key: torch.cat([part[key] for part in parts]) for key in parts[0]}}, 0
     condition = Conditioner(config.conditioner).condition(batch, is_image=False)
-    condition = condition.with_conditioning_frames(x0, torch.full((len(items),), num_given))
+    condition = condition.with_conditioning_frames(x0, torch.full((len(items),), num_pinned))
     return HeldOutClips(video, x0, condition, captions, num_given)
 
 
