@@ -336,8 +336,12 @@ class ClipDataset(Dataset[dict[str, Any]]):
 def state_range(tables: Iterable[Numbers], what: str) -> list[list[float]]:
     """Lowest and highest value of each number of the states [F, S] of recordings."""
     ends = numpy.array([[table.min(axis=0), table.max(axis=0)] for table in tables])
-    if not ends.size or not numpy.isfinite(ends).all():
-        raise DataError(f"{what}: it has no recordings, or numbers that are not finite.")
+    if not ends.size:
+        raise DataError(f"{what}: it has no recordings.")
+    if len(bad := numpy.flatnonzero(~numpy.isfinite(ends).reshape(len(ends), -1).all(axis=1))):
+        raise DataError(
+            f"{what}: {len(bad)} of {len(ends)} recordings have numbers that are not finite, first {bad[0]}."
+        )
     low, high = ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)
     return [[float(first), float(last)] for first, last in zip(low, high, strict=True)]
 

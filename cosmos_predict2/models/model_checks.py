@@ -30,7 +30,7 @@ from imaginaire import distributed, storage
 from imaginaire.buildable import target_of
 from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.data.facts import facts_of
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 PIPE = "model.config.pipe_config"
@@ -168,6 +168,8 @@ def check_actions(config: Mapping[str, Any], context: CheckContext) -> Iterator[
     if chunk not in (UNSET_CHUNK, count):
         text = f"{chunk}, but a clip of {count + 1} frames (state_t={pipe['state_t']}) has {count} actions"
         yield error(f"{PIPE}.chunk_size", text, "Leave chunk_size out, or set state_t=1 + chunk_size / 4")
+    if (state := pipe.get("state")) and not pipe["net"].get("state_range"):  # the network would have no head
+        yield from errors(f"{PIPE}.state", [state_problem(state, context.training)])
     transform = None
     if pipe.get(TRANSFORM_KEY) is not None:
         try:
@@ -184,6 +186,20 @@ def check_actions(config: Mapping[str, Any], context: CheckContext) -> Iterator[
         if transform is None and (transform := facts_of(data).transform) is not None:
             where = key
     yield from check_start(config, context, transform)
+
+
+def state_problem(state: str, training: Mapping[str, Mapping[str, Any]]) -> str:
+    """The reason why a network that is to predict the robot's state does not know its range."""
+    try:
+        for read in (facts_of(data).read_state_range for data in training.values()):
+            _ = read and read()
+    except UserError as refused:
+        return str(refused).rstrip(".")
+    return (
+        f"{state} is to be predicted, but the network's state_range is empty. Set"
+        f" +{PIPE}.net.state_range='${{recorded_state_range:}}' and dataloader_train.dataset.state={state}, or leave"
+        " state empty"
+    )
 
 
 def check_data_actions(

@@ -25,8 +25,10 @@ from cosmos_predict2.rl.policies.cloning import Beginning, begin
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, UserError
+from imaginaire.training.preflight import check_launch
 from tests.data.sources_libero import libero_tree
 from tests.models.parts import NET
 from tests.models.test_action_model import SIZE, action_batch, make_model
@@ -162,6 +164,21 @@ def test_samples_have_the_state_at_their_frames(recordings: Path) -> None:
     assert facts.read_state_range is not None and facts.read_state_range() == [[0.0, 238.0], [1.0, 239.0]]
     with pytest.raises(ConfigError, match=r"there is no state 'observation.stat'.*observation.state"):
         LeRobotActionDataset(str(recordings), num_frames=5, video_size=(48, 48), text_width=8, state="observation.stat")
+
+
+def test_a_state_whose_range_is_not_known_is_refused_before_a_network_without_a_head_learns(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, fps=10, robot="arm")
+    for i in range(3):
+        state = numpy.full((20, 2), numpy.nan if i == 1 else 0, dtype=numpy.float32)
+        columns = {"action": numpy.ones((20, 3), numpy.float32), "observation.state": state}
+        writer.add(Recording(columns, {"observation.images.front": torch.zeros(3, 20, 48, 48, dtype=torch.uint8)}, ""))
+    writer.finish()
+    base, wanted = "cosmos_predict2/configs/base/config.py", "model.config.pipe_config.state=observation.state"
+    root = f"dataloader_train.dataset.root={tmp_path}"
+    with pytest.raises(UserError, match=r"1 of 3 recordings have numbers that are not finite, first 1"):
+        check_launch(compose(base, ["experiment=world_model_recordings", wanted, root]))
+    with pytest.raises(UserError, match=r"the network's state_range is empty\. Set \+model\.config\.pipe_config\.net"):
+        check_launch(compose(base, ["experiment=predict2_video2world_tiny_action_conditioned_training", wanted]))
 
 
 def test_liberos_and_bridges_layouts_have_a_state_too(tmp_path: Path) -> None:
