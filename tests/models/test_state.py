@@ -265,8 +265,12 @@ def test_a_policy_that_reads_the_state_may_act_in_a_world_model_that_shows_it(im
     require_inputs(environment(imagination, STATES), reads)
     with pytest.raises(DataError, match="predicts 2 numbers of the robot's state, but the starts have 3"):
         environment(imagination, torch.zeros(3, 3)).reset()
-    blind, _ = environment(imagination, None, state_size=5).reset()
+    env = environment(imagination, None, state_size=5)
+    blind, _ = env.reset()
     assert blind["state"].shape == (3, 2)
+    require_inputs(env, reads)
+    with pytest.raises(DataError, match=r"PolicyDefaults reads the robot's state, .* but these starts have none"):
+        env.reset()
 
 
 # Clones ---------------------------------------------------------------------------------------------------------------

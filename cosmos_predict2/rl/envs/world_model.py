@@ -73,6 +73,7 @@ def require_inputs(env: Any, policy: Policy) -> None:
             " policy.discrete_state_input=False of PI0.5, or choose N zeros in its place, env.state_size=N"
             " (--options zero_state=true of a server's policy)."
         )
+    env.state_reader = name  # starts may lack it
     if env.head is None:
         log.warning(
             "%s reads the robot's state: in imagination it is shown %d zeros (state_size)", name, env.state_size
@@ -177,6 +178,7 @@ class WorldModelEnv(EnvDefaults):
         self._frames = self._first = self._actions = torch.empty(0)
         self._states = torch.empty(0)  # [noises, E, S], of the robot at those frames; empty where it is not predicted
         self._trail: StateTrail | None = None
+        self.state_reader = ""  # the name of a policy that reads the state
         self._context: dict[str, Any] = {}  # of all environments
         self._texts: dict[str, Tensor] = {}
         self._is_away = False
@@ -249,6 +251,11 @@ class WorldModelEnv(EnvDefaults):
             self._actions[ids] = 0.0 if rows is None else rows.float()
         if self.head is not None and STATE_KEY in first.context:
             self._begin_states(ids, first.context[STATE_KEY])
+        elif self.head is not None and self.state_reader:
+            raise DataError(
+                f"{self.state_reader} reads the robot's state, which the world model predicts from that of the start,"
+                " but these starts have none: make them anew of recordings that have it (make_reset_states)."
+            )
         known = {*first.context, _DESCRIPTION}
         if differs := sorted(known ^ self._context.keys()) if self._context else []:
             wrong = f"Not all starts have the same context ({', '.join(differs)} is only in some)"
