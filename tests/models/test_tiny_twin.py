@@ -68,6 +68,7 @@ V2W = "predict2_video2world_training_tiny_"
         pytest.param(f"{V2W}groot_gr1_480", [], marks=pytest.mark.slow),
         pytest.param("predict2_video2world_lora_training_tiny_cosmos_nemo_assets", [], marks=pytest.mark.slow),
         pytest.param(f"{V2W}groot_gr1_480", [LORA], marks=pytest.mark.long),
+        pytest.param("tiny_wan2pt1_i2v", [], marks=pytest.mark.long),
         pytest.param(f"{V2W}agibot_head_center_fisheye_color", [], marks=pytest.mark.long),
         pytest.param(f"{V2W}cosmos_nemo_assets", [], marks=pytest.mark.long),
         pytest.param(f"{V2W}video2world_data", [], marks=pytest.mark.long),
@@ -129,7 +130,9 @@ def _train_layouts(root: Path, layouts: dict[str, list[str]], experiment: str = 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("experiment", [EXPERIMENT, EXPERIMENT.replace("predict2_", "predict2p5_")])
+@pytest.mark.parametrize(
+    "experiment", [EXPERIMENT, EXPERIMENT.replace("predict2_", "predict2p5_"), "experiment=tiny_wan2pt1_i2v"]
+)
 def test_two_processes_train_what_one_does(tmp_path: Path, experiment: str) -> None:
     run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS, experiment))
     _train_layouts(tmp_path, {"one": []}, experiment)

@@ -12,6 +12,7 @@ from cosmos_predict2.conditioner import EXTRA_KEY
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.wan_dit import WanDiT
+from cosmos_predict2.tools.plan.workload import read_workload
 from cosmos_predict2.world_model.config import FlowConfig, WanPipelineConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel, apply_recompute
 from cosmos_predict2.world_model.world_model import SamplingOptions
@@ -150,6 +151,11 @@ def test_released_sizes_compose(name: str) -> None:
     assert config["model_manager_config"]["dit_path"].endswith("-Diffusers")
     assert (config["pipe_config"]["image_encoder"] is None) == name.startswith("t2v")
     assert any("Wan-AI" in str(one) for one in preflight.findings(by_lora))  # the weights are not here
+
+
+def test_plan_has_no_formulas_of_it() -> None:
+    with pytest.raises(ConfigError, match="no formulas for Wan"):
+        read_workload(compose(CONFIG, ["experiment=tiny_wan2pt1_t2v"]), 1)
 
 
 @pytest.mark.slow

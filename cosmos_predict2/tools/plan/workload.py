@@ -15,6 +15,7 @@ from cosmos_predict2.models.config import Passes, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.model_checks import check_degrees
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.tokenizers.sizes import pixel_frames, size_of
 from cosmos_predict2.world_model.assembly import embedders_begin_anew, network_of
 from cosmos_predict2.world_model.config import PRECISIONS
@@ -111,6 +112,8 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         raise ConfigError(" ".join(map(str, wrong)))
     pipe = model.pipe_config
     net = network_of(pipe.net)
+    if isinstance(net, WanDiT):
+        raise ConfigError("There are no formulas for Wan2.1's network: plan knows Cosmos-Predict2's and its kin.")
     sac = {"mode": "none", "every_n_blocks": 1, **net.sac_config}
     checked_policy(**sac)
     optimizer, has_master = optimizer_of(config.optimizer)
