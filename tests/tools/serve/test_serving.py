@@ -539,6 +539,8 @@ def test_weights_of_a_server_are_not_read() -> None:
         ("openpi://127.0.0.1:1", {"fly": 1}, "does not answer"),
         ("openpi://127.0.0.1:99999", {}, "Port out of range"),
         ("openpi://127.0.0.1:1", {"patience": "long"}, "patience=long"),
+        ("openpi://127.0.0.1:1", {"patiense": 60}, "No layout has patiense=60"),  # before it is waited for
+        ("openpi://127.0.0.1:1", {"layout": "liberto"}, "Did you mean libero"),
     ],
 )
 def test_wrong_addresses(address: str, options: Any, message: str) -> None:

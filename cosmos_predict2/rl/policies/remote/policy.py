@@ -58,6 +58,7 @@ class RemotePolicy(PolicyDefaults):
         protocol, host = PROTOCOLS[place.scheme], place.hostname or ""
         if not host or place.path.strip("/") or place.query:
             raise ConfigError(f"{address} is no server's address: expected {place.scheme}://HOST:{protocol.port}.")
+        layout_of(place.scheme, layout, fields)  # raises for an option that is none, before a server is waited for
         host = f"[{host}]" if ":" in host else host
         with reading(f"{address}, timeout={timeout} or patience={patience}"):
             given = (address, host, place.port, os.environ.get(TOKEN, ""), float(timeout))
