@@ -536,7 +536,7 @@ def test_weights_of_a_server_are_not_read() -> None:
     [
         ("openpi://", {}, "expected openpi://HOST:8000"),
         ("gr00t://host/path", {}, "expected gr00t://HOST:5555"),
-        ("openpi://127.0.0.1:1", {"fly": 1}, "does not answer"),
+        ("openpi://127.0.0.1:1", {}, "does not answer"),
         ("openpi://127.0.0.1:99999", {}, "Port out of range"),
         ("openpi://127.0.0.1:1", {"patience": "long"}, "patience=long"),
         ("openpi://127.0.0.1:1", {"patiense": 60}, "No layout has patiense=60"),  # before it is waited for
