@@ -22,9 +22,10 @@ from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training import preflight
 from tests.models.parts import PooledPixels
-from tests.models.test_tiny_twin import CONFIG, SHORT
+from tests.models.test_tiny_twin import CONFIG, LAYOUTS, SHORT
+from tests.models.test_tiny_twin import _train_layouts as train_layouts
 from tests.multiprocess import run_distributed
-from tests.training import run_dir, train
+from tests.training import losses, run_dir, train
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, ffn_channels=48, crossattn_emb_channels=8, time_channels=16)
 I2V = {**NET, "in_channels": 36, "image_channels": 12}
@@ -142,6 +143,16 @@ def test_two_context_parallel_processes_equal_one(net: dict[str, Any]) -> None:
             assert torch.allclose(of_two[name], grad, atol=1e-5 * max(1.0, float(grad.abs().max()))), name
 
 
+@pytest.mark.slow
+def test_spread_and_sharded_training_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    """Losses alone: the network begins with a velocity of zero, and Adam makes much of gradients that are rounding."""
+    layout = {"spread_and_sharded": LAYOUTS["spread_and_sharded"]}
+    run_distributed(train_layouts, 2, (tmp_path, layout, "experiment=tiny_wan2pt1_i2v"))
+    train_layouts(tmp_path, {"one": []}, "experiment=tiny_wan2pt1_i2v")
+    one, two = ([value for _, value in losses(tmp_path, name)] for name in ("one", "spread_and_sharded"))
+    assert one and one == pytest.approx(two, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_sizes_compose(name: str) -> None:
     by_lora = compose(CONFIG, [f"experiment=wan2pt1_{name}_lora_training"])
@@ -159,10 +170,24 @@ def test_plan_has_no_formulas_of_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_twin_trains_whole_and_then_adapters(tmp_path: Path) -> None:
+def test_a_twin_trains_whole_then_adapters_then_by_rewards(tmp_path: Path) -> None:
     options = ["experiment=tiny_wan2pt1_i2v", *SHORT[1:], "job.name=wan"]
     assert train(tmp_path, [*options, "trainer.max_iter=2"], config=CONFIG) == 0
     weights = run_dir(tmp_path, "wan") / "checkpoints/model/iter_000000002.pt"
     adapted = [*options[:-1], "job.name=lora", "model.config.train_architecture=lora"]
     adapted += [f"model.config.model_manager_config.dit_path={weights}", "trainer.max_iter=2"]
     assert train(tmp_path, adapted, config=CONFIG) == 0
+    rl = [
+        "experiment=tiny_wan2pt1_flow_grpo_toy_world",
+        *options[1:3],
+        "job.name=rl",
+        adapted[-2],
+        "trainer.max_iter=1",
+    ]
+    rl += ["dataloader_train.batch_size=2", "model.config.rl.num_rollout=2", "model.config.rl.rollout_batch=4"]
+    rl += [
+        "trainer.run_validation=False",
+        "trainer.callbacks.draw_samples=null",
+        "trainer.callbacks.quality_alarm=null",
+    ]
+    assert train(tmp_path, rl, config=CONFIG) == 0

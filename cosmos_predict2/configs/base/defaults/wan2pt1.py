@@ -9,20 +9,27 @@ from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, training_ent
 from cosmos_predict2.configs.base.sizes import TINY_SHIFT
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.text import TrainingTextConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from imaginaire.config import register_group
 
 LORA_TARGETS = "q,k,v,o,ffn.0,ffn.2"
 
 
-def wan2pt1(kind: str, size: str) -> dict[str, Any]:
+def wan2pt1(
+    kind: str,
+    size: str,
+    config_class: type[Predict2p5Video2WorldModelConfig] = Predict2p5Video2WorldModelConfig,
+    model: type[Video2WorldModel] = Video2WorldModel,
+) -> dict[str, Any]:
     """The group entry of one model. Captions of the released ones are encoded on the way, equal ones once."""
     is_tiny = size == "tiny"
     pipe_config = get_wan2pt1_pipeline(kind=kind, model_size=size)
     return training_entry(
-        Predict2p5Video2WorldModelConfig,
+        config_class,
         pipe_config,
         is_tiny=is_tiny,
         dit_path="" if is_tiny else wan_folder(kind, size),
+        model=model,
         fsdp_shard_size=0 if is_tiny else SHARD_SIZE.get(size, 8),
         lora_target_modules=LORA_TARGETS,
         train_time_shift=TINY_SHIFT if is_tiny else 3.0,

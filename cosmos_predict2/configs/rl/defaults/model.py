@@ -9,7 +9,9 @@ from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2_action_conditioned_pipeline,
 )
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
+from cosmos_predict2.configs.base.config_wan2pt1 import NETS as WAN_NETS
 from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, predict2p5_video2world, training_entry
+from cosmos_predict2.configs.base.defaults.wan2pt1 import wan2pt1
 from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.clips.own_frames import OwnFramesRLModel, Predict2OwnFramesRLConfig
@@ -59,6 +61,12 @@ def register() -> None:
     sizes = {"tiny": 0, **SHARD_SIZE}
     entries = {
         f"predict2_video2world_rl_{size.lower()}": partial(predict2, size, shard) for size, shard in sizes.items()
+    }
+    entries |= {
+        f"wan2pt1_{kind}_video2world_rl_{size.lower().replace('.', 'pt')}": partial(
+            wan2pt1, kind, size, Predict2p5RLConfig, FlowGRPOModel
+        )
+        for kind, size in WAN_NETS
     }
     entries |= {
         f"predict2p5_video2world_rl_{size.lower()}": partial(

@@ -99,6 +99,10 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 }
 for name, options in EXPERIMENTS.items():
     register_experiment(name, partial(toy_run, name, **options))
+register_experiment(  # from weights of one's own: model.config.model_manager_config.dit_path=RUN
+    "tiny_wan2pt1_flow_grpo_toy_world",
+    partial(toy_run, "tiny_wan2pt1_flow_grpo_toy_world", rl=FLOW_GRPO, model="wan2pt1_i2v"),
+)
 register_experiment(  # what the others stand beside
     "tiny_supervised_toy_world",
     partial(
