@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.dit_weights import describe
 from cosmos_predict2.conditioner import EXTRA_KEY
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.wan_dit import WanDiT
+from cosmos_predict2.released import WAN_NETWORKS
 from cosmos_predict2.tools.plan.workload import read_workload
 from cosmos_predict2.world_model.config import FlowConfig, WanPipelineConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel, apply_recompute
@@ -151,6 +153,19 @@ def test_spread_and_sharded_training_has_the_losses_of_one_process(tmp_path: Pat
     train_layouts(tmp_path, {"one": []}, "experiment=tiny_wan2pt1_i2v")
     one, two = ([value for _, value in losses(tmp_path, name)] for name in ("one", "spread_and_sharded"))
     assert one and one == pytest.approx(two, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [("1.3B Wan2.1 T2V", 1_418_996_800), ("14B Wan2.1 T2V", 14_288_491_584), ("14B Wan2.1 I2V", 16_394_878_784)],
+)
+def test_released_networks_are_known_by_their_shapes(network: str, count: int) -> None:
+    with torch.device("meta"):
+        net = WanDiT(**WAN_NETWORKS[network])
+    assert sum(parameter.numel() for parameter in net.parameters()) == count
+    family = describe(dict(net.named_parameters()))
+    assert family is not None and family.network == network
+    assert WAN_NETWORKS[network].items() <= family.net_arguments.items()
 
 
 @pytest.mark.parametrize("name", RELEASED)
