@@ -206,6 +206,7 @@ def _attend(connection: socket.socket, interpreter: str) -> list[str]:
     if program == 0:
         connection.close()
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
         above = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(places) + 1) for fd in fds]
         for place, fd in zip(places, above, strict=True):
             os.dup2(fd, place)

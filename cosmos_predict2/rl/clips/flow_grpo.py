@@ -87,6 +87,10 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         if context.key in ("", "model"):  # else another model has it, which gives it its batches
             yield from check_steps(rl, context)
             yield from check_data(rl, context)
+            for key, data in context.training.items():
+                if data.get("missing_cameras") == "mask":
+                    text = "mask, but rewards and the data term see whole pictures"
+                    yield error(f"{key}.missing_cameras", text, "Leave it out: recordings with all cameras are taken")
 
     @classmethod
     def compared_data(cls, config: Any, context: CheckContext) -> Mapping[str, Mapping[str, Any]]:
