@@ -104,7 +104,7 @@ def test_a_changed_number_fails(folder: Path) -> None:
 def test_an_unknown_area_or_folder_is_an_error_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     code, output = _parity(tmp_path / "pictures")
-    areas = "Areas: action, rl, tokenizer, training, video2world, vla"
+    areas = "Areas: action, rl, serving, tokenizer, training, video2world, vla, wan"
     assert code == 4 and f"no parity test is of area 'pictures'. {areas}" in output
     code, output = _parity(tmp_path / "nowhere" / "training")
     assert code == 4 and "there is no such folder" in output

@@ -61,7 +61,8 @@ def imagination(contract: ActionContract) -> Any:
     transform = ActionTransform.from_json(
         ActionTransform(kind="controller", scale=controller(4).scale, stats=contract.to_dict() or None).to_json()
     )
-    return SimpleNamespace(config=made.config, transform=transform, views=("",), world=made.world)
+    parts = dict(config=made.config, views=("",), world=made.world, state_head=None)
+    return SimpleNamespace(transform=transform, **parts)
 
 
 def test_a_data_set_records_them_with_its_transform(recordings: Path) -> None:
