@@ -30,6 +30,7 @@ from cosmos_predict2.rl.imagined import check as imagination_check
 from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
+from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import digest, read_card
@@ -141,6 +142,7 @@ def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatc
         still: Any = NullPolicy("still", torch.zeros(1, 12, 4))
         found: Any = imagination_check.true_attempts(still, env, ONE_VIEW, None, learnt)  # type: ignore[arg-type]
     assert found["true_above_nothing"].value == 0 and math.isnan(found["within_starts"].value)
+    assert found["greedy_above_sampled"].value == 0
     about = dict(explained=-0.01, low=-0.03, high=0.01, recordings=17)
     assert judge(figures(), {"policy": imagination_check.clone_figures(about)}).verdict == "no"
     assert imagination_check.clone_figures({}) == {}, "not a clone of recordings"
@@ -190,6 +192,29 @@ def test_true_attempts_are_played_on_after_success(monkeypatch: pytest.MonkeyPat
 def figures(**changes: Any) -> dict[str, Any]:
     right = {bound.name: bound.go for bound in BOUNDS}
     return {"episodes": 90, "successes": 20, **right, **changes}
+
+
+def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_episodes(4, 0, mix=DRIVERS, first=2**19)
+    actions = [torch.from_numpy(made.actions[i]).float() for i in range(4)]
+    learnt = imagination_check.OutcomeEpisodes(torch.zeros(4), [], [], actions, made.success, ["push"] * 4)
+    count = imagination_check.GROUPS * imagination_check.MEMBERS
+    monkeypatch.setattr(imagination_check, "imagined_ends", lambda *given: (None, []))
+    monkeypatch.setattr(imagination_check, "judge", lambda *given: (numpy.linspace(0, 1, count), None))
+    policy, _ = read_policy(tiny_policy_path())
+    act = policy.act
+
+    def shaken(observation: Any, *, mode: Any, generators: Any, temperature: float = 1.0) -> Any:
+        decision = act(observation, mode=mode, generators=generators, temperature=temperature)
+        return decision if mode == "greedy" else replace(decision, actions_E_A_D=-decision.actions_E_A_D)
+
+    monkeypatch.setattr(policy, "act", shaken)
+    with closing(suites.find("toy").env(imagination_check.AT_ONCE, policy)) as env:
+        found: Any = imagination_check.true_attempts(policy, env, ONE_VIEW, None, learnt)  # type: ignore[arg-type]
+    assert found["true_success"].value < 0.1 < found["greedy_above_sampled"].value
+    gap = {"greedy_above_sampled": Estimate(0.53, 0.4, 0.66, 16)}
+    assert judge(figures(), {"policy": gap}).verdict == "no"
+    assert judge(figures(), {"policy": {"greedy_above_sampled": Estimate(0.29, 0.15, 0.44, 16)}}).verdict == "go"
 
 
 def test_the_verdict_follows_the_bounds() -> None:

@@ -477,6 +477,8 @@ def true_attempts(
     still_G = attempts(still, env, starts).success_E.numpy()
     figures: Figures = {"true_success": agreement.mean(success_G, seed)}
     figures["true_above_nothing"] = agreement.mean(success_G - still_G, seed)
+    likeliest_G = attempts(policy, env, starts).success_E.numpy()  # what a robot plays
+    figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
     for end, found in values.items():
         within = within_groups(found.reshape(GROUPS, MEMBERS), nearness.reshape(GROUPS, MEMBERS), seed)
         area = area_under_curve(found, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan)
