@@ -258,10 +258,10 @@ class WorldModel:
         if self.net.image_channels is None:
             return {}
         if self._image_encoder is None:
-            node = getattr(self.config, "image_encoder", None)
-            if node is None:
+            encoder = getattr(self.config, "image_encoder", None)
+            if encoder is None:
                 raise ConfigError("pipe_config.image_encoder is null, but the network reads features of a picture.")
-            self._image_encoder = lazy_config.instantiate(node)
+            self._image_encoder = lazy_config.instantiate(encoder)
         self._image_encoder.to(self.device)
         return {IMAGE_KEY: self._image_encoder.encode(picture_B_C_H_W)}
 

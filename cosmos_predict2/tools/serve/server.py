@@ -107,8 +107,9 @@ def serve(served: ServedPolicy, protocol: str, host: str, port: int, token: str)
         else:
             answers = Gr00tAnswers(served, token, is_text=protocol != scheme)
             with gr00t_socket(listener) as replies:
-                while True:
-                    replies.send(answers.reply(replies.recv()))
+                while True:  # a signal that comes just before ZeroMQ waits is seen when the wait ends
+                    if replies.poll(1000):
+                        replies.send(answers.reply(replies.recv()))
 
 
 # --- openpi

@@ -101,7 +101,8 @@ for name, options in EXPERIMENTS.items():
     register_experiment(name, partial(toy_run, name, **options))
 register_experiment(  # from weights of one's own: model.config.model_manager_config.dit_path=RUN
     "tiny_wan2pt1_flow_grpo_toy_world",
-    partial(toy_run, "tiny_wan2pt1_flow_grpo_toy_world", rl=FLOW_GRPO, model="wan2pt1_i2v"),
+    # four steps are too coarse at its shift of 8
+    partial(toy_run, "tiny_wan2pt1_flow_grpo_toy_world", rl=dict(FLOW_GRPO, sample_steps=10), model="wan2pt1_i2v"),
 )
 register_experiment(  # what the others stand beside
     "tiny_supervised_toy_world",
