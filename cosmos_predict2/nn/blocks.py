@@ -289,7 +289,7 @@ class CausalFrames:
 
 @dataclass
 class FrameMemory:
-    """What a causal network keeps of the latent frames of a clip that it has seen, for each of its blocks."""
+    """Keys and values of the latent frames that a causal network has seen, for each of its blocks."""
 
     num_frames: int = 0
     blocks: list[CausalFrames] = field(default_factory=list)

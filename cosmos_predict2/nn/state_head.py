@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a robot is after each action: a small head beside a world model's network, which released weights do not need.
+"""A small head beside a world model's network that predicts the robot's state; released weights do not need it.
 
     head = StateHead(action_dim=7, latent_channels=16, state_range=[[-1.6, 1.6], ...])    # lowest and highest of each
     states_B_A_S = head(latents_B_C_T_H_W, state_B_S, actions_B_A_D)

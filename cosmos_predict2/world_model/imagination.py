@@ -208,7 +208,7 @@ class Imagination:
         return {key: self._rows(text, size) for key, text in texts.items()}
 
     def batch(self, texts: Mapping[str, Tensor], actions_B_A_D: Tensor, picture: tuple[int, int]) -> dict[str, Tensor]:
-        """What the conditioner takes, for pictures of a height and width."""
+        """The batch that the conditioner takes, for pictures of a height and width."""
         size, device = len(actions_B_A_D), self.world.device
         fps_B = torch.full((size,), float(self.config.fps), device=device)
         padding = torch.zeros(size, 1, *picture, device=device)

@@ -103,7 +103,7 @@ def layout_of(protocol: str, name: str | None, fields: Mapping[str, Any], stated
 
 
 def observed(layout: Layout, request: Any, num_views: int = 1, *, reads_state: bool = True) -> Observation:
-    """What a request shows, for E environments. Of the pictures ``num_views`` have to be there."""
+    """The observation of a request, for E environments. Of the pictures ``num_views`` have to be there."""
     entries = _entries(request, layout.joint)
     names = [name for i, name in enumerate(layout.pictures) if i < num_views or name in entries]
     full, *wrists = [_picture(name, _entry(entries, name), layout.size) for name in names]

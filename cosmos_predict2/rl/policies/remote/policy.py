@@ -133,7 +133,7 @@ class RemotePolicy(PolicyDefaults):
         return actions
 
     def _opened(self, patience: float) -> Facts:
-        """What the server says when it is reached, at the latest after ``patience`` seconds."""
+        """The facts that the server states when it is reached, at the latest after ``patience`` seconds."""
         until = time.monotonic() + patience
         while True:
             try:
