@@ -36,7 +36,7 @@ add("--clones", type=command_line.at_least(1), default=2, help="of each kind; th
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
 add("--camera", default="", metavar="NAME", help="of several, the one to look at, or more with + between them")
 add("--state", action="store_true", help="policies read the robot's state, and the world model predicts it")
-add("--episodes", type=command_line.at_least(1), default=200, help="of the truth before and after, with --suite")
+add("--episodes", type=command_line.at_least(1), default=200, help="of the truth with --suite, half of a trial before")
 add("--picture_size", type=command_line.at_least(16), default=64, help="of their longer side, for the models")
 phases = "more of them, with --suite: 100 true episodes of the policy, and the way again with all recordings"
 add("--phases", type=command_line.at_least(0, 20), default=0, help=phases)

@@ -26,7 +26,15 @@ from cosmos_predict2.rl.episodes.episodes import require_known_sentences, requir
 from cosmos_predict2.rl.episodes.recording import CAMERA, require_columns
 from cosmos_predict2.rl.policies.cloning import cloneable
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
-from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, refusals, verdict_of, without, write_page
+from cosmos_predict2.tools.improve.page import (
+    WayResults,
+    WayVerdict,
+    became_worse,
+    refusals,
+    verdict_of,
+    without,
+    write_page,
+)
 from cosmos_predict2.tools.improve.steps import Runner, digest
 from cosmos_predict2.tools.improve.way import CHOICE, POLICIES, Options, Phase, RecordedSizes, look, phases_of, steps_of
 from cosmos_predict2.world_model.world_model import to_uint8
@@ -59,11 +67,13 @@ def improve(options: Options) -> WayVerdict:
             step = runner.steps[done]
             done += 1
             refused = refusals(options, runner, figures)
-            if step.name in without(options, runner, refused):
+            for phase in phases_of(options):
+                if phase in refused and phase != phases_of(options)[-1]:
+                    keep(phase, phase.policy)
+                elif (is_worse := became_worse(phase, runner, figures)) is not None:
+                    keep(phase, phase.policy if is_worse else phase.exported)
+            if step.name in without(options, runner, figures, refused):
                 continue
-            for phase in refused:
-                if phase != phases_of(options)[-1]:
-                    keep(phase)
             try:
                 if runner.run(step) and step.name in ("split", "tokenizer"):
                     illustrate(step.name, options, recorded)
@@ -76,11 +86,11 @@ def improve(options: Options) -> WayVerdict:
     return found
 
 
-def keep(phase: Phase) -> None:
-    """The policy that does not learn in this phase goes on to the next one as it is."""
-    if digest(phase.result) != digest(phase.policy):
+def keep(phase: Phase, policy: Path) -> None:
+    """The phase ends with this policy."""
+    if digest(phase.result) != digest(policy):
         shutil.rmtree(phase.result, ignore_errors=True)
-        shutil.copytree(phase.policy, phase.result)
+        shutil.copytree(policy, phase.result)
 
 
 def commands(options: Options) -> list[str]:

@@ -32,7 +32,7 @@ LEARNING = {
 class WayVerdict:
     """The end of a way in one word, one sentence, and the one thing to do next."""
 
-    word: str  # better, worse, unclear, refused, unmeasured, unfinished or ended
+    word: str  # better, worse, unclear, kept, refused, unmeasured, unfinished or ended
     sentence: str
     next_step: str
 
@@ -61,7 +61,7 @@ class WayResults:
 def verdict_of(options: Options, runner: Runner, figures: WayResults) -> WayVerdict:
     """The verdict of what there is: of steps that are done, with their inputs as they are now."""
     refused = refusals(options, runner, figures)
-    left_out = without(options, runner, refused)
+    left_out = without(options, runner, figures, refused)
     due = {step.name: step for step in runner.steps if runner.why(step)}
     for step in due.values():
         if (marker := runner.marker(step)).get("state") == FAILED:
@@ -79,12 +79,20 @@ def verdict_of(options: Options, runner: Runner, figures: WayResults) -> WayVerd
     checked = f"the gate says {figures.card(done[-1])['verdict']}"
     for phase in refused:
         checked += f", and no to phase {phase.number}"
+    better = [phase for phase in done if not became_worse(phase, runner, figures)]
+    for phase in done:
+        if phase not in better and better:
+            checked += f"; what was learnt in phase {phase.number} was worse and is not kept"
     if figures.card(done[-1])["verdict"] == "no":
         checked += ", which was overruled"
     if not options.suite:
         sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
         return WayVerdict("unmeasured", sentence, _NEXT["unmeasured"])
-    before, after = figures.success(_truth_of(chosen(options), options)), figures.success(f"after{done[-1].end}")
+    before = figures.success(_truth_of(chosen(options), options))
+    if not better:
+        sentence = f"What was learnt is not kept: {_tried(done[-1], figures)} ({checked}). RUN/policy is the clone."
+        return WayVerdict("kept", sentence + _choice(options, figures), _NEXT["kept"])
+    after = figures.success(f"after{better[-1].end}")
     low, high = difference(before, after)
     word = "better" if low > 0 else "worse" if high < 0 else "unclear"
     sentence = (
@@ -124,9 +132,29 @@ def refusals(options: Options, runner: Runner, figures: WayResults) -> list[Phas
     return [phase for phase in asked if figures.card(phase)["verdict"] == "no" and not options.allow_unchecked]
 
 
-def without(options: Options, runner: Runner, refused: Sequence[Phase]) -> set[str]:
-    """Names of the steps that are left out where the gate refuses: learning, and where no phase follows all others."""
-    names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", "after")}
+def became_worse(phase: Phase, runner: Runner, figures: WayResults) -> bool | None:
+    """Whether what was learnt truly succeeds less than the policy that learnt it, on starts of their own; None where
+    that was not tried."""
+    names = [f"{name}{phase.end}" for name in (way.TRIAL_BEFORE, way.TRIAL_AFTER)]
+    steps = {step.name: step for step in runner.steps}
+    if any(name not in steps or runner.why(steps[name]) for name in names):
+        return None
+    before, after = map(figures.success, names)
+    return bool(after["rate"] < before["rate"])
+
+
+def _tried(phase: Phase, figures: WayResults) -> str:
+    before, after = (figures.success(f"{name}{phase.end}") for name in (way.TRIAL_BEFORE, way.TRIAL_AFTER))
+    rates = f"{after['rate']:.3f} of {after['episodes']} true episodes, and {before['rate']:.3f} before"
+    return f"it succeeded in {rates}, from the same starts, which serve for nothing else"
+
+
+def without(options: Options, runner: Runner, figures: WayResults, refused: Sequence[Phase]) -> set[str]:
+    """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
+    the truth of what is not kept."""
+    learning = ("learning", "export", way.TRIAL_BEFORE, way.TRIAL_AFTER, "after")
+    names = {f"{name}{phase.end}" for phase in refused for name in learning}
+    names |= {f"after{phase.end}" for phase in phases_of(options) if became_worse(phase, runner, figures)}
     if refused and refused[-1] == phases_of(options)[-1]:
         steps = [step.name for step in runner.steps]
         names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
@@ -142,7 +170,8 @@ _SAID = {
 _AGAIN = "Give one more of --phases: 100 true episodes of this policy are recorded, and the way is gone again."
 _NEXT = {
     "better": _AGAIN,
-    "worse": "Keep the clone, and record episodes of it: what the world model has not seen of them misled the policy.",
+    "kept": "Use the clone, and record episodes of it: what the world model has not seen of them misled the policy.",
+    "worse": "Use the clone, and record episodes of it: what the world model has not seen of them misled the policy.",
     "unclear": _AGAIN,
     "unmeasured": "Let the robot play 20 episodes with the clone and 20 with the policy, from the same starts; count.",
 }
@@ -247,10 +276,13 @@ def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
     page.note(f"Next, says the gate: {card['next_step']}")
 
 
-def _policy(page: Page, options: Options, phase: Phase, after: dict[str, Any]) -> None:
+def _policy(page: Page, options: Options, phase: Phase, runner: Runner, figures: WayResults) -> None:
     page.heading(f"7. Policy{phase.title}", "It learnt in what the world model imagines.")
     page.plots(_plots(phase.learnt, LEARNING), "iteration")
-    _truth(page, options, f"after{phase.end}", after)
+    if (is_worse := became_worse(phase, runner, figures)) is not None:
+        page.verdict(f"{'It is not kept' if is_worse else 'It is kept'}: {_tried(phase, figures)}.")
+    if not is_worse:
+        _truth(page, options, f"after{phase.end}", figures.success(f"after{phase.end}"))
 
 
 def _truth(page: Page, options: Options, name: str, found: dict[str, Any]) -> None:
@@ -316,7 +348,7 @@ def write_page(options: Options, runner: Runner, figures: WayResults) -> Path:
             _gate(page, phase, card)
     for phase in phases_of(options):
         if (phase.learnt / "metrics.jsonl").exists():
-            _policy(page, options, phase, figures.success(f"after{phase.end}"))
+            _policy(page, options, phase, runner, figures)
     page.heading("What it cost", "Minutes by the clock, and of all processors together.")
     page.table("step", ["minutes", "processor minutes"], [*costs, ("all", [minutes, used])])
     page.heading("Commands", "Each step can be run alone.")

@@ -23,9 +23,11 @@ POLICIES = {"pi05": "_pi05", "openvla_oft": ""}  # name -> the end of the name o
 _CLONED = {"openvla_oft": "_openvla_oft"}  # ... and of the one that clones
 FIRST_HELD_OUT = 100_000  # number of the first start of the truth: none that recordings or gates begin with ...
 FIRST_COLLECTED, COLLECTED = 200_000, 100  # ... or episodes of later phases; how many these are
+FIRST_TRIED = 150_000  # ... or the trials of what was learnt
 REWARD = "reward_model.safetensors"
 WATCH = "trainer.callbacks.imagination_watch"
 GATE, GYM = "gate", "gym:"
+TRIAL_BEFORE, TRIAL_AFTER = "trial_before", "trial_after"  # the steps by which a policy that became worse is not kept
 CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the first of them
 RANKING = "ranking.json"
 REINFORCED = "posttraining/reinforcement_learning/policy"
@@ -125,7 +127,7 @@ def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
     steps += [way.reward(first), *(way.clone(first, clone) for clone in clones), way.starts(first)]
     if len(clones) > 1:
         steps.append(way.choice(first, clones))
-    steps += [way.gate(first), way.learning(first), way.export(first)]
+    steps += [way.gate(first), *way.improved(first)]
     if options.suite:
         steps.append(way.truth("before", first, clones[0].folder(options) / "policy"))
         if chosen(options) != clones[0]:
@@ -133,7 +135,7 @@ def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
         steps.append(way.truth("after", first, first.result))
     for phase in others:
         steps += [way.collect(phase), way.split(phase), way.world_model(phase), way.reward(phase), way.starts(phase)]
-        steps += [way.gate(phase), way.learning(phase), way.export(phase), way.truth("after", phase, phase.result)]
+        steps += [way.gate(phase), *way.improved(phase), way.truth("after", phase, phase.result)]
     return steps
 
 
@@ -147,6 +149,7 @@ class Phase:
     data: Path
     policy: Path  # that learns
     out: Path  # of all phases
+    is_tried: bool  # against the policy that learnt, before it is kept
 
     def __post_init__(self) -> None:
         self.title = "" if self.number == 1 else f", phase {self.number}"
@@ -155,6 +158,7 @@ class Phase:
         self.split, self.card = self.folder / "split.json", self.folder / CARD
         self.reward, self.starts = self.folder / "reward", self.folder / "starts"
         self.result = self.folder / "policy"  # as a folder that can be given away
+        self.exported = self.folder / "learnt" if self.is_tried else self.result
 
 
 def phases_of(options: Options) -> list[Phase]:
@@ -165,7 +169,8 @@ def phases_of(options: Options) -> list[Phase]:
         folder = options.out / f"phase{end}" if found else options.out
         data = folder / "data" if found else options.data
         policy = found[-1].result if found else chosen(options).folder(options) / "policy"
-        found.append(Phase(number, end, folder, data, policy, options.out))
+        is_tried = options.suite.startswith(GYM)  # others may have too few starts for one more set of them
+        found.append(Phase(number, end, folder, data, policy, options.out, is_tried))
     return found
 
 
@@ -310,10 +315,25 @@ class _Way:
         title, guess_s = f"learning in imagination{phase.title}", 250 * self.area
         return WayStep(f"learning{phase.end}", title, words, reads, (phase.learnt,), guess_s)
 
+    def improved(self, phase: Phase) -> list[WayStep]:
+        """Learning, and what it made; where that can be tried, beside the policy that learnt."""
+        steps = [self.learning(phase), self.export(phase)]
+        if phase.is_tried:
+            steps.append(self.trial(f"{TRIAL_BEFORE}{phase.end}", f"trial of the clone{phase.title}", phase.policy))
+            steps.append(self.trial(f"{TRIAL_AFTER}{phase.end}", f"trial of the policy{phase.title}", phase.exported))
+        return steps
+
     def export(self, phase: Phase) -> WayStep:
-        words = ("-m", "scripts.convert", *self.imports, str(phase.learnt), str(phase.result))
+        words = ("-m", "scripts.convert", *self.imports, str(phase.learnt), str(phase.exported))
         reads = (phase.learnt / "checkpoints", *self.modules)
-        return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.result,))
+        return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.exported,))
+
+    def trial(self, name: str, title: str, policy: Path) -> WayStep:
+        """A policy on true starts that serve for nothing else."""
+        episodes = max(1, self.options.episodes // 2)
+        words = ("-m", "scripts.evaluate_policy", *self.imports, *self.suite_size, *self.seed)
+        words += _flags(policy=policy, first=FIRST_TRIED, episodes=episodes, draws=1, out=self.out / name)
+        return WayStep(name, title, words, (policy, *self.modules), (self.out / name,), guess_s=episodes * 0.25)
 
     def truth(self, when: str, phase: Phase, policy: Path) -> WayStep:
         """A policy on the held-out starts, and the same actions imagined."""

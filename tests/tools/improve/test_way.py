@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.improve import keep
 from cosmos_predict2.tools.improve.page import WayResults, difference, refusals, verdict_of, without, write_page
 from cosmos_predict2.tools.improve.steps import Runner, WayStep
@@ -47,6 +48,7 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     made = [path for step in steps for path in step.makes]
     for k, step in enumerate(steps):  # what a step reads of the folder, one before it has made
         before = [path for earlier in steps[:k] for path in earlier.makes]
+        before += [phase.result for phase in phases_of(options) if phase.exported in before]  # that, or what learnt it
         for path in step.reads:
             assert OPTIONS.out not in path.parents or any(one == path or one in path.parents for one in before), path
     assert len(made) == len(set(made))
@@ -149,7 +151,7 @@ def test_the_verdict_follows_from_what_was_measured(
     figures = WayResults(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps if after is not None else steps[:-1]:
-            if step.name not in without(options, runner, refusals(options, runner, figures)):
+            if step.name not in without(options, runner, figures, refusals(options, runner, figures)):
                 runner.run(step)
         found = verdict_of(options, runner, figures)
         page = write_page(options, runner, figures)
@@ -174,7 +176,7 @@ def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) 
     figures = WayResults(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps:
-            if step.name not in without(options, runner, refusals(options, runner, figures)):
+            if step.name not in without(options, runner, figures, refusals(options, runner, figures)):
                 runner.run(step)
         found = verdict_of(options, runner, figures)
         assert not (tmp_path / "learnt").exists() and not (tmp_path / "after").exists()
@@ -186,6 +188,42 @@ def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) 
     plan = [step for step in steps if step.name != "chosen"]
     with Runner(tmp_path, plan, shown=io.StringIO()) as runner:
         assert "ranks clone, openvla_oft, seed 0, first of 2 clones." in verdict_of(options, runner, figures).sentence
+
+
+@pytest.mark.parametrize(("after", "word", "second"), [(30, "kept", 30), (40, "better", 30), (50, "better", 90)])
+def test_what_became_worse_in_a_trial_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, word: str, second: int
+) -> None:
+    """A tie is kept: by the truth that follows on other starts it may be better."""
+    options = replace(OPTIONS, out=tmp_path, suite="gym:any", phases=1)
+    contents: dict[str, tuple[str, Any]] = {}
+    policies = {"": (after, "learnt/weights"), "_2": (second, "phase_2/learnt/weights")}
+    for end, (tried, weights) in policies.items():
+        contents[f"gate{end}"] = f"phase{end}/card.json" if end else "card.json", _card("go", "")
+        contents[f"learning{end}"] = f"learning{end}", ""
+        contents[f"export{end}"] = weights, f"learnt{end}"
+        contents[f"trial_before{end}"] = f"trial_before{end}/evaluation.json", rate(40)
+        contents[f"trial_after{end}"] = f"trial_after{end}/evaluation.json", rate(tried)
+        if not end:
+            contents["before"] = "before/evaluation.json", rate(40)
+        contents[f"after{end}"] = f"after{end}/evaluation.json", rate(90)
+    (tmp_path / "posttraining/cloning/clone/policy").mkdir(parents=True)
+    (tmp_path / "posttraining/cloning/clone/policy/weights").write_text("the clone")
+    (tmp_path / "phase_2").mkdir()
+    monkeypatch.setattr(ways, "steps_of", lambda *_: writing(tmp_path, contents))
+    monkeypatch.setattr(ways, "look", lambda _: RECORDED)
+    monkeypatch.setattr(ways, "require_suite", lambda *_: None)
+    found = ways.improve(options)
+    assert found.word == word
+    first, later = ((phase.result / "weights").read_text() for phase in phases_of(options))
+    assert first == ("the clone" if after < 40 else '"learnt"')
+    assert later == (first if second < 40 else '"learnt_2"')
+    assert (tmp_path / "after").exists() == (after >= 40) and (tmp_path / "after_2").exists() == (second >= 40)
+    if word == "kept":
+        assert "it succeeded in 0.150 of 200 true episodes, and 0.200 before" in found.sentence
+    else:
+        assert ("learnt in phase 2 was worse and is not kept" in found.sentence) == (second < 40)
+    assert found.sentence in (tmp_path / "index.html").read_text()
 
 
 @pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
@@ -214,7 +252,7 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     figures = WayResults(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps[: 6 if second is None else None]:
-            if step.name not in without(options, runner, refusals(options, runner, figures)):
+            if step.name not in without(options, runner, figures, refusals(options, runner, figures)):
                 runner.run(step)
         done = {step.name for step in steps if not runner.why(step)}
         found = verdict_of(options, runner, figures)
@@ -226,7 +264,7 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     for content in ("clone", "another clone"):
         phase.policy.mkdir(parents=True, exist_ok=True)
         (phase.policy / "weights").write_text(content)
-        keep(phase)
+        keep(phase, phase.policy)
         assert (phase.result / "weights").read_text() == content
 
 
