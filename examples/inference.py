@@ -124,7 +124,9 @@ def job_of(
         raise ConfigError(f"name is {name!r}; a file name below --output_dir is expected")
     if kind not in INFERENCE_TYPES:
         raise ConfigError(f"inference_type is {kind!r}; {', '.join(INFERENCE_TYPES)} are known")
-    if "prompt" not in given and "prompt_path" in given:
+    if "prompt" in given and "prompt_path" in given:
+        raise ConfigError("it has prompt and prompt_path: leave one out")
+    if "prompt_path" in given:
         given["prompt"] = (folder / given["prompt_path"]).read_text(encoding="utf-8").strip()
     if "prompt" not in given:
         raise ConfigError("it has neither prompt nor prompt_path")

@@ -82,6 +82,7 @@ def test_one_failure_stops_the_others_only_if_asked(tmp_path: Path) -> None:
         ({"inference_type": "text2world"}, "--model 2B/post-trained"),  # not of Predict2
         ({"prompt": None}, "neither prompt nor prompt_path"),
         ({"prompt": None, "prompt_path": "absent.txt"}, "absent.txt"),
+        ({"prompt_path": "prompt.txt"}, "it has prompt and prompt_path: leave one out"),
         ({"input_path": None}, "image2world needs an input_path"),
         ({"resolution": "720"}, "(height, width)"),
         ({"resolution": "wide"}, "(height, width)"),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long imagined episodes, chunk by chunk: likeness where something moves, and in the toy world what no likeness shows.
 
-No single figure can be trusted: regression to a future that a picture cannot tell raises none of them but blurs all.
+They are read together: a model that regresses to a future which its picture does not decide gets no worse in any one of
+them, and blurs everything.
 
 * Unseen: the share of a chunk's last pictures on which the gripper or an object is not found. In the error of its place
   an unseen thing counts as where it was on the first picture of the episode.

@@ -248,6 +248,7 @@ def _columns(episodes: Episodes, i: int) -> dict[str, numpy.ndarray]:
         "observation.state": episodes.states[i].astype(numpy.float32),
         "action": numpy.concatenate([episodes.actions[i], nothing]).astype(numpy.float32),
         "next.reward": numpy.append(episodes.rewards[i], episodes.rewards[i, -1]).astype(numpy.float32),
+        "next.success": numpy.append(episodes.rewards[i], episodes.rewards[i, -1]) > 0,  # less is of what is left to do
         "next.done": done,
     }
 
@@ -328,7 +329,7 @@ A LeRobot data set of version 2.1:
 
 - `meta/`: settings, episodes, tasks (the captions), statistics, and modality.json with names for parts of the columns
 - `data/chunk-000/NAME.parquet`: a row per frame with `action` (row k leads from frame k to frame k + 1; the last is
-  zero), `next.reward`, `next.done` and `observation.state` with the columns
+  zero), `next.reward`, `next.success`, `next.done` and `observation.state` with the columns
   COLUMNS
 - `videos/chunk-000/observation.images.front/NAME.mp4`: the clip
 - `t5_xxl/NAME.pickle`: the caption's embedding, with a text encoder

@@ -82,6 +82,8 @@ def test_the_toy_world_holds_what_the_simulator_did(toy: Path) -> None:
         assert numpy.array_equal(columns["action"][:-1], episodes.actions[i]) and not columns["action"][-1].any()
         assert columns["next.done"].tolist() == [False] * 8 + [True]
         assert numpy.allclose(columns["next.reward"][:-1], episodes.rewards[i], atol=1e-6)
+        assert bool(columns["next.success"].any()) == episodes.ever[i]
+        assert bool(columns["next.success"][-1]) == episodes.success[i]
         assert source.caption(i) == source.caption(i, annotation="human.action.task_description")
         assert source.caption(i) == episodes.captions[i]
         video = source.frames(i, CAMERA, range(9)).permute(1, 2, 3, 0).float()
