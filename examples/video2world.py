@@ -113,6 +113,7 @@ def _parser(program: Program) -> Parser:
     add_flags(machine, Machine)
     machine("--offload_text_encoder", action="store_true", help="keep the text encoder in host memory between uses")
     machine("--downcast_text_encoder", action="store_true", help="the text encoder in bfloat16")
+    machine("--text_encoder_8bit", action="store_true", help="the text encoder's linear layers in 8 bits")
     runs = f"make the video {BENCHMARK_RUNS} times and print the mean time of all but the first"
     machine("--benchmark", action="store_true", help=runs)
     safety = parser.add_argument_group("guardrail and prompt refiner").add_argument
@@ -210,7 +211,7 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
             lora=args.lora,
             lora_alpha=lora_alpha,
             offload_text_encoder=args.offload_text_encoder,
-            downcast_text_encoder=args.downcast_text_encoder,
+            downcast_text_encoder="int8" if args.text_encoder_8bit else args.downcast_text_encoder,
             offload_tokenizer=args.offload_tokenizer,
             group=current_dims().cp_group if args.num_gpus > 1 else None,
             is_follower=not is_leader,

@@ -41,7 +41,7 @@ add("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the
 add("--checkpoint_dir", metavar="DIR", help="where the released weights lie (default: checkpoints)")
 add("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
 of_dtype = "in which the encoder computes and the file keeps (default: as in the checkpoint; float32 in the file)"
-add("--dtype", choices=("float32", "bfloat16"), help=of_dtype)
+add("--dtype", choices=("float32", "bfloat16", "int8"), help=f"{of_dtype}; int8: linear layers in 8 bits")
 add("--num_tokens", type=int, help="tokens of each prompt (default: 512; bytes: 64)")
 add("--text_width", type=int, help="of the bytes encoder (default: 64)")
 add("--out", required=True, metavar="FILE", help="the .safetensors file to write")

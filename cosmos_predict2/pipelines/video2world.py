@@ -100,7 +100,7 @@ class Video2WorldPipeline:
         lora: Sequence[str] = (),
         lora_alpha: float | None = None,
         offload_text_encoder: bool = False,
-        downcast_text_encoder: bool = False,
+        downcast_text_encoder: bool | str = False,
         offload_tokenizer: bool = False,
         group: ProcessGroup | None = None,
         is_follower: bool = False,

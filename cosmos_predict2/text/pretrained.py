@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.text import eight_bit
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
@@ -95,6 +96,13 @@ def problems_of(path: str, tokenizer_files: Sequence[str], download: str) -> lis
     return problems
 
 
+def encoder_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The same of an encoder, whose linear layers may have weights of 8 bits."""
+    if isinstance(dtype, str) and dtype not in (known := (*DTYPES, eight_bit.NAME)):
+        raise ConfigError(f"dtype='{dtype}': expected one of {', '.join(known)}, or None.")
+    return torch.int8 if dtype == eight_bit.NAME else dtype_of(dtype)
+
+
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """The dtype by its name in a config; None stays None (as in the checkpoint)."""
     if isinstance(dtype, str):
@@ -115,19 +123,30 @@ def load(
 ) -> nn.Module:
     """The network that ``make`` gives with the weights of ``source``, for inference; never in memory twice.
 
-    ``path`` names them in messages. Buffers that are in no file are for the caller to fill.
+    ``path`` names them in messages. Buffers that are in no file are for the caller to fill. Of ``dtype`` int8 are the
+    weights of linear layers, the rest is float32.
     """
     with torch.device("meta"):
         model = make()
     weights.account(model.state_dict(), source).require(allow_missing=allow_missing, source=path)
     if dtype is None:
         dtype = next(tensor.dtype for tensor in map(source.__getitem__, source) if tensor.is_floating_point())
-    model = model.to(dtype).to_empty(device=device)
+    is_8_bit = dtype == torch.int8
+    model = model.to(torch.float32 if is_8_bit else dtype)
+    if is_8_bit:
+        source = eight_bit.replace_linears(model, source)
+    model = model.to_empty(device=device)
     tie: Any = getattr(model, "tie_weights", None)
     if tie is not None:
         tie()  # to_empty gave tied parameters memory of their own
     weights.load_into(model.state_dict(), source).require(allow_missing=allow_missing, source=path)
     return model.eval().requires_grad_(False)
+
+
+def dtype_name(model: Any) -> str:
+    """The dtype in the name of an encoder with this network."""
+    is_8_bit = any(isinstance(module, eight_bit.EightBitLinear) for module in model.modules())
+    return eight_bit.NAME if is_8_bit else str(model.dtype).removeprefix("torch.")
 
 
 def fingerprint(model: nn.Module) -> str:

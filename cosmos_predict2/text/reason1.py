@@ -36,7 +36,7 @@ class Reason1Encoder:
         strategy: Strategy = "full_concat",
         n_layers_per_group: int = 5,
         max_length: int = NUM_TOKENS,
-        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint
+        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint; "int8": see eight_bit.py
         device: torch.device | str = "cpu",
     ) -> None:
         _check_strategy(strategy, n_layers_per_group)
@@ -53,7 +53,7 @@ class Reason1Encoder:
         parts = num_parts(strategy, config.num_hidden_layers, n_layers_per_group)
         self.num_tokens = max_length
         self.width = parts * int(config.hidden_size)
-        kind = str(self._model.dtype).removeprefix("torch.")
+        kind = pretrained.dtype_name(self._model)
         how = f"{strategy}{n_layers_per_group}" if strategy.startswith("pool") else strategy
         self.name = f"reason1-{pretrained.fingerprint(self._model)}-{max_length}x{self.width}-{how}-{kind}"
 
@@ -112,7 +112,7 @@ def load_reason1(path: str, *, dtype: str | torch.dtype | None = None, device: t
         lambda: Qwen2_5_VLTextModel(config),
         weights.renamed(weights.read(path), text_name),
         path,
-        dtype=pretrained.dtype_of(dtype),
+        dtype=pretrained.encoder_dtype(dtype),
         device=device,
     )
     # Its tables are in no file, and must not be rounded to the weights' dtype.

@@ -38,7 +38,7 @@ class T5Encoder:
         path: str = "checkpoints/google-t5/t5-11b",
         *,
         max_length: int = NUM_TOKENS,
-        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint
+        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint; "int8": see eight_bit.py
         device: torch.device | str = "cpu",
         batch_size: int = BATCH_SIZE,
     ) -> None:
@@ -51,7 +51,7 @@ class T5Encoder:
         self.num_tokens = max_length
         self._batch_size = batch_size
         self.width = int(self._model.config.d_model)
-        kind = str(self._model.dtype).removeprefix("torch.")
+        kind = pretrained.dtype_name(self._model)
         self.name = f"{self.kind}-{pretrained.fingerprint(self._model)}-{max_length}x{self.width}-{kind}"
 
     @staticmethod
@@ -146,7 +146,7 @@ class UMT5Encoder(T5Encoder):
 
 def check_options(max_length: int, dtype: str | torch.dtype | None, batch_size: int) -> None:
     """Raise for options that no encoder of this kind works with."""
-    if pretrained.dtype_of(dtype) == torch.float16:
+    if pretrained.encoder_dtype(dtype) == torch.float16:
         raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
     if min(max_length, batch_size) < 1:
         raise ConfigError(f"max_length={max_length} and batch_size={batch_size} of a T5Encoder must be 1 at least.")
@@ -175,7 +175,7 @@ def load_t5(
         weights.renamed(source, rename),
         path,
         allow_missing=(TIED,),
-        dtype=pretrained.dtype_of(dtype),
+        dtype=pretrained.encoder_dtype(dtype),
         device=device,
     )
 

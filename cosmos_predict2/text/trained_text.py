@@ -89,8 +89,8 @@ class EncoderName:
             found.append(f"--num_tokens {self.num_tokens}")
         if self.kind == "bytes" and self.width:
             found.append(f"--text_width {self.width}")
-        if self.dtype == "bfloat16":
-            found.append("--dtype bfloat16")
+        if self.dtype in ("bfloat16", "int8"):
+            found.append(f"--dtype {self.dtype}")
         return " ".join(found)
 
 

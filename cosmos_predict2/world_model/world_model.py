@@ -59,14 +59,15 @@ def build_world_model(
     adapt: Callable[[DiT], None] | None = None,
     with_tokenizer: bool = True,
     with_text_encoder: bool = False,
-    downcast_text_encoder: bool = False,
+    downcast_text_encoder: bool | str = False,
     offload_tokenizer: bool = False,
     offload_text_encoder: bool = False,
     kind: "type[WorldModel] | None" = None,
 ) -> "WorldModel":
     """The world model of a config, its network on the meta device; ``adapt`` puts adapters into that network.
 
-    Offloaded parts stay on the host between calls. ``downcast_text_encoder`` is for an encoder that has weights.
+    Offloaded parts stay on the host between calls. ``downcast_text_encoder``, for an encoder that
+    has weights: True for bfloat16, or "int8".
     """
     net = network_of(config.net).to(dtype)
     if adapt is not None:
@@ -75,7 +76,8 @@ def build_world_model(
     text_encoder = None
     if with_text_encoder and config.text_encoder is not None:
         has_dtype = "dtype" in inspect.signature(target_of(config.text_encoder)).parameters
-        dtype_of_text = {"dtype": "bfloat16"} if downcast_text_encoder and has_dtype else {}
+        downcast = "bfloat16" if downcast_text_encoder is True else downcast_text_encoder
+        dtype_of_text = {"dtype": downcast} if downcast and has_dtype else {}
         text_encoder = lazy_config.instantiate(config.text_encoder, **dtype_of_text)
     return (kind or WorldModel)(
         config,

@@ -150,12 +150,15 @@ class Encoder(BytesEncoder):
         self.dtype = dtype
 
 
-@pytest.mark.parametrize(("encoder", "dtype"), [(Encoder, "bfloat16"), (BytesEncoder, None)])
-def test_the_text_encoder_is_downcast_where_it_has_weights(encoder: type, dtype: str | None) -> None:
+@pytest.mark.parametrize(
+    ("encoder", "downcast", "dtype"),
+    [(Encoder, True, "bfloat16"), (Encoder, "int8", "int8"), (BytesEncoder, True, None)],
+)
+def test_the_text_encoder_is_downcast_where_it_has_weights(encoder: type, downcast: Any, dtype: str | None) -> None:
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
     config.action_transform, config.text_encoder = controller(4, 1.0).to_dict(), L(encoder)(num_tokens=8, width=64)
     config.net.update(model_channels=32, num_blocks=1)
-    pipe = Video2WorldActionConditionedPipeline.from_config(config, device="cpu", downcast_text_encoder=True)
+    pipe = Video2WorldActionConditionedPipeline.from_config(config, device="cpu", downcast_text_encoder=downcast)
     assert getattr(pipe.world.text_encoder, "dtype", None) == dtype
 
 
