@@ -69,8 +69,10 @@ main = partial(video2world.main, program=PROGRAM)
 # A stage of other programs, on rank 0 ---------------------------------------------------------------------------------
 
 VALUES = ("num_steps", "device", "dtype", "tokenizer_path", "checkpoint_dir", "prompt_embeddings")  # of both stages
-SWITCHES = ("random_weights", "disable_guardrail", "offload_text_encoder", "downcast_text_encoder")
-SWITCHES += ("text_encoder_8bit", "use_cuda_graphs")
+SWITCHES = (
+    *("random_weights", "disable_guardrail", "offload_text_encoder", "downcast_text_encoder", "text_encoder_8bit"),
+    "use_cuda_graphs",
+)
 
 
 def first_pictures(

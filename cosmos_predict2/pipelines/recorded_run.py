@@ -31,6 +31,7 @@ from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.text.tiny_reason1 import TINY
 from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, EncoderName, TrainedText, parse_name
 from cosmos_predict2.world_model.config import (
     FlowConfig,
@@ -227,7 +228,8 @@ def _encoder_node(node: Any, name: EncoderName, text: TrainedText, recorded: Map
         known = {}
     if recorded.get("_target_") == name_of(cls):
         trained = {key: value for key, value in recorded.items() if not key.startswith("_") and value is not None}
-        is_here = storage.is_folder(str(trained.get("path", "")))
+        path = str(trained.get("path", ""))
+        is_here = path == TINY or storage.is_folder(path)
         known |= {key: value for key, value in trained.items() if key != "device" and (is_here or key != "path")}
     if cls is BytesEncoder:
         return LazyCall(cls)(**{**known, "num_tokens": text.encoder_tokens, "width": text.width})

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.text import pretrained
 from cosmos_predict2.text.bytes_encoder import prompt_list
+from cosmos_predict2.text.tiny_reason1 import CONFIG, TINY, folder_of
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
@@ -27,7 +28,10 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 
 
 class Reason1Encoder:
-    """Prompts to [B, 512, width]: 28 layers of 3584 channels make a width of 100352 under "full_concat"."""
+    """Prompts to [B, 512, width]: 28 layers of 3584 channels make a width of 100352 under "full_concat".
+
+    The path "tiny" is a random twin without files, whose width is 64.
+    """
 
     def __init__(
         self,
@@ -43,10 +47,11 @@ class Reason1Encoder:
         if problems := self.problems(path):
             raise CheckpointError(problems[0])
         package = pretrained.transformers()
-        self._tokenizer = pretrained.from_folder(package.AutoTokenizer, path)
-        if self._tokenizer.pad_token_id is None:
-            raise CheckpointError(f"The tokenizer in {path} names no padding token. {DOWNLOAD.format(path=path)}")
-        self._model = load_reason1(path, dtype=dtype, device=device)
+        with folder_of(path) as folder:
+            self._tokenizer = pretrained.from_folder(package.AutoTokenizer, folder)
+            if self._tokenizer.pad_token_id is None:
+                raise CheckpointError(f"The tokenizer in {path} names no padding token. {DOWNLOAD.format(path=path)}")
+            self._model = load_reason1(folder, dtype=dtype, device=device)
         self._strategy: Strategy = strategy
         self._n_layers_per_group = n_layers_per_group
         config = self._model.config
@@ -60,7 +65,7 @@ class Reason1Encoder:
     @staticmethod
     def problems(path: str) -> list[str]:
         """Problems that keep an encoder at this path from being built, each with its cure; loads nothing."""
-        return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
+        return [] if path == TINY else pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -73,7 +78,8 @@ class Reason1Encoder:
         """The width of an encoder with these arguments, as the folder's config.json has it; None without one."""
         _check_strategy(strategy, n_layers_per_group)
         try:
-            content = foreign_json.loads(storage.read_text(storage.join(path, "config.json")))
+            file = storage.join(path, "config.json")
+            content = CONFIG if path == TINY else foreign_json.loads(storage.read_text(file))
             config = content.get("text_config", content)
             layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         except (OSError, KeyError, TypeError, ValueError, AttributeError):

@@ -22,6 +22,8 @@ from cosmos_predict2.models.config import (
 )
 from cosmos_predict2.models.text import TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.text.reason1 import Reason1Encoder
+from cosmos_predict2.text.tiny_reason1 import TINY
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L, register_group
 
@@ -75,6 +77,7 @@ def predict2p5_video2world(
     fsdp_shard_size: int,
     config_class: type[Predict2p5Video2WorldModelConfig] = Predict2p5Video2WorldModelConfig,
     model: type[Video2WorldModel] = Video2WorldModel,
+    text_encoder: Any = None,
 ) -> dict[str, Any]:
     """The group entry of one size of Predict2.5, whose training goes on from the pre-trained weights.
 
@@ -91,7 +94,7 @@ def predict2p5_video2world(
         model=model,
         fsdp_shard_size=fsdp_shard_size,
         train_time_shift=TINY_SHIFT if is_tiny else 5.0,
-        text=TrainingTextConfig(encoder=predict2p5_text_encoder(model_size)),
+        text=TrainingTextConfig(encoder=text_encoder or predict2p5_text_encoder(model_size)),
     )
 
 
@@ -103,6 +106,8 @@ def entries() -> dict[str, Any]:
         found[name.replace("predict2_", "predict2p5_")] = partial(predict2p5_video2world, size, shard_size)
         for resolution, fps in product(("480", "720"), (10, 16)) if size != "tiny" else ():
             found[f"{name}_{resolution}p_{fps}fps"] = partial(video2world, size, 8, resolution=resolution, fps=fps)
+    reason1 = L(Reason1Encoder)(path=TINY, max_length=160)  # its template has 93 tokens
+    found["predict2p5_video2world_fsdp_tiny_reason1"] = partial(predict2p5_video2world, "tiny", 0, text_encoder=reason1)
     return found
 
 

@@ -69,11 +69,12 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 
 for experiment, row in EXPERIMENTS.items():
     register_experiment(experiment, partial(post_training, **row))
-register_experiment(
-    "predict2p5_video2world_training_tiny_groot_gr1_480",
-    dict(
-        defaults=group_choices("predict2p5_video2world_fsdp_tiny", "toy", "toy", optimizer="muon", ema="power"),
-        job=dict(project="cosmos_predict_v2p5", group="video2world", name="tiny_groot_gr1_480"),
-        **TINY,
-    ),
-)
+for size in ("tiny", "tiny_reason1"):  # the second by a random Reason1 of two layers, as the released ones are trained
+    register_experiment(
+        f"predict2p5_video2world_training_{size}_groot_gr1_480",
+        dict(
+            defaults=group_choices(f"predict2p5_video2world_fsdp_{size}", "toy", "toy", optimizer="muon", ema="power"),
+            job=dict(project="cosmos_predict_v2p5", group="video2world", name=f"{size}_groot_gr1_480"),
+            **TINY,
+        ),
+    )
