@@ -41,6 +41,8 @@ class ActionFollowing(Callback):
     alone.
     """
 
+    resumed = ("num_ignored",)
+
     def __init__(
         self,
         num_clips: int = 8,
@@ -64,7 +66,7 @@ class ActionFollowing(Callback):
         self.patience = patience
         self._clips: list[FixedClip] | None = None
         self._channel = SideChannel("action_following")
-        self._num_ignored = 0  # looks in a row
+        self.num_ignored = 0  # looks in a row
         self._explained: set[str] = set()
 
     def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Tensor, iteration: int = 0) -> None:
@@ -80,12 +82,6 @@ class ActionFollowing(Callback):
         if self._clips is None:
             self._clips = spread_clips(self.trainer.dataloader_val, model, self.num_clips)
         return self._clips
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"num_ignored": self._num_ignored}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._num_ignored = int(state.get("num_ignored", 0))
 
     # --- one look, by all ranks alike
 
@@ -133,8 +129,8 @@ class ActionFollowing(Callback):
             "training" if prefix == "train" else "validation",
         )
         # Before the first step a network that begins to learn its actions has no use for them.
-        self._num_ignored = self._num_ignored + 1 if gap.mean < self.least and iteration > 0 else 0
-        if self._num_ignored == self.patience:
+        self.num_ignored = self.num_ignored + 1 if gap.mean < self.least and iteration > 0 else 0
+        if self.num_ignored == self.patience:
             log.warning(
                 "the model ignores its actions so far: in %d looks, the last at iteration %d, the loss with the actions"
                 " of other clips is %.3f times that with the true ones. If it stays so, see whether the clips show"

@@ -9,7 +9,6 @@ propose one are given the run's before the first batch.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import attrs
@@ -71,16 +70,14 @@ def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[
 class NoActions:
     """Batches as they are; the methods are those that `Actions` has."""
 
+    transform: ActionTransform | None = None
+
     def check(self, batch: Mapping[str, Any]) -> None:
         """Raise for a batch without actions that fit its clips, the network and the run."""
 
     def cut(self, batch: Mapping[str, Any], starts: Sequence[int], num_actions: int) -> Mapping[str, Any]:
         """The batch with the actions between the frames that are left of its clips."""
         return batch
-
-    def added_to(self, card: ModelCard) -> ModelCard:
-        """The card of the weights, with what they record about actions."""
-        return card
 
     def take_over(self, card: ModelCard) -> None:
         """The transform of weights that are being loaded is the run's; an error where the config has another."""
@@ -201,9 +198,6 @@ class Actions(NoActions):
         )
 
     # --- the transform of the actions
-
-    def added_to(self, card: ModelCard) -> ModelCard:
-        return replace(card, has_action_embedders=True, action_transform=self.transform)
 
     def take_over(self, card: ModelCard) -> None:
         if (saved := card.action_transform) is None:

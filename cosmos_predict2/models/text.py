@@ -69,12 +69,8 @@ class TrainingText:
     def __init__(self, config: TrainingTextConfig) -> None:
         self.config = config
         self._encoder: EmbeddingCache | None = None
+        self.encoder_name = ""  # with the fingerprint of its weights, once a caption is encoded
         self._constant: Tensor | None = None
-
-    @property
-    def encoder_name(self) -> str:
-        """The encoder's name with the fingerprint of its weights; empty until a caption is encoded."""
-        return "" if self._encoder is None else self._encoder.name
 
     def added_to(self, batch: Mapping[str, Any], size: int, device: torch.device) -> Mapping[str, Any]:
         """The batch with the embeddings of its ``size`` samples, in place of those that it may have."""
@@ -102,6 +98,7 @@ class TrainingText:
         if self._encoder is None:
             encoder = lazy_config.instantiate(self.config.encoder)
             self._encoder = EmbeddingCache(encoder, memory_bytes=self.config.cache_bytes).to(device)
+            self.encoder_name = self._encoder.name
             log.info("text: captions are encoded by %s", encoder.name)
         return self._encoder.encode(list(captions))
 

@@ -181,10 +181,13 @@ class Video2WorldModel(ImaginaireModel):
 
     def card(self) -> ModelCard:
         """The record that is saved with the weights of this run."""
-        encoder = self.text.encoder_name
-        digests = {TOKENIZER: self._tokenizer_digest, TEXT_ENCODER: encoder}
-        card = replace(self._card_of_config, digests={part: digest for part, digest in digests.items() if digest})
-        return self.actions.added_to(card)
+        digests = {TOKENIZER: self._tokenizer_digest, TEXT_ENCODER: self.text.encoder_name}
+        return replace(
+            self._card_of_config,
+            digests={part: digest for part, digest in digests.items() if digest},
+            has_action_embedders=self.net.takes_actions,
+            action_transform=self.actions.transform,
+        )
 
     @functools.cached_property
     def _tokenizer_digest(self) -> str:

@@ -123,17 +123,13 @@ class DataStream:
         loader: Any,
         seed: int,
         dims: ParallelDims,
-        state: Mapping[str, int | None] | None = None,
         waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.loader = loader
         self._waiting = waiting
         self._seed = seed
         self._dims = dims
-        state = state or {}
-        self.samples_seen = state.get("samples_seen") or 0
-        self.epoch = state.get("epoch") or 0  # these two are used by foreign loaders only
-        self.samples_in_epoch = state.get("samples_in_epoch") or 0
+        self.samples_seen = self.epoch = self.samples_in_epoch = 0  # the last two are used by foreign loaders only
         self._identity = {
             "seed": seed,
             "dataset_size": length(getattr(loader, "dataset", None)),
@@ -141,12 +137,27 @@ class DataStream:
         }
         _check_not_empty(loader)
         _check_ranks(loader, dims)
-        _note_changes(state, self._identity)
 
     def state_dict(self) -> dict[str, int | None]:
         """The place, and what the order follows from: the seed, the number of samples and the batch size of a rank."""
         place = {"samples_seen": self.samples_seen, "epoch": self.epoch, "samples_in_epoch": self.samples_in_epoch}
         return {**place, **self._identity}
+
+    def load_state_dict(self, state: Mapping[str, int | None]) -> None:
+        """Go on from a saved place, before the first batch; report in which way this is another stream."""
+        self.samples_seen = state.get("samples_seen") or 0
+        self.epoch = state.get("epoch") or 0
+        self.samples_in_epoch = state.get("samples_in_epoch") or 0
+        changes = [
+            f"{key} {state[key]} -> {new}"
+            for key, new in self._identity.items()
+            if key != "batch_size" and state.get(key) is not None and new is not None and state[key] != new
+        ]  # another batch size leaves the order of the samples
+        if changes:
+            log.warning(
+                "data: %s since the checkpoint was written: this epoch may repeat some samples and leave some out",
+                ", ".join(changes),
+            )
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.loader, ResumableLoader):
@@ -312,21 +323,6 @@ def _check_not_empty(loader: Any) -> None:
         f"dataloader_train gives no batch: the data set has {length(getattr(loader, 'dataset', None))} samples for this"
         f" rank's batch_size={getattr(loader, 'batch_size', None)}. Lower dataloader_train.batch_size or add data."
     )
-
-
-def _note_changes(saved: Mapping[str, int | None], current: Mapping[str, int | None]) -> None:
-    """Say in which way a resumed stream is another than the saved one."""
-    changes = {
-        key: f"{key} {saved[key]} -> {new}"
-        for key, new in current.items()
-        if saved.get(key) is not None and new is not None and saved[key] != new
-    }
-    changes.pop("batch_size", None)  # the order of the samples stays
-    if changes:
-        log.warning(
-            "data: %s since the checkpoint was written: this epoch may repeat some samples and leave some out",
-            ", ".join(changes.values()),
-        )
 
 
 def _batch_length(batch: Any) -> int:

@@ -188,7 +188,8 @@ class ImaginaireTrainer:
         self.callbacks.on_optimizer_init_end()
         checkpoint_layout.check_plain(self.callbacks.state_dict(), "callbacks")
 
-        self._open_stream(dataloader_train)
+        dims = self.dims.sharing_samples(model.ranks_per_sample)
+        self.stream = DataStream(dataloader_train, config.trainer.seed, dims, partial(self.timers, "data"))
         self._seed_rank()
         self._state = TrainingState(model, self.optimizer, self.scheduler, self.state_dict, self.load_state_dict)
         if not isinstance(self.checkpointer, checkpointer.DummyCheckpointer):
@@ -391,7 +392,7 @@ class ImaginaireTrainer:
         if position is None:
             log.warning("the checkpoint records no data position: it was written by another program, data starts anew")
         self.iteration = int(state["iteration"])
-        self._open_stream(self.stream.loader, position)
+        self.stream.load_state_dict(position or {})
         if self.grad_scaler.is_enabled() and state.get("grad_scaler"):
             self.grad_scaler.load_state_dict(state["grad_scaler"])
         self._validation_due = bool(state.get("validation_due", False))
@@ -479,10 +480,6 @@ class ImaginaireTrainer:
         if now - self._reported_at >= _PROGRESS_S:
             self._reported_at = now
             log.info("iteration %d: %s", self.iteration + 1, text)
-
-    def _open_stream(self, loader: Any, position: dict[str, int | None] | None = None) -> None:
-        dims = self.dims.sharing_samples(self.model.ranks_per_sample)
-        self.stream = DataStream(loader, self.config.trainer.seed, dims, position, partial(self.timers, "data"))
 
     def _place(self) -> str:
         newest = self.checkpointer.saved_iteration or self.resumed_iteration

@@ -216,7 +216,8 @@ def test_a_broken_recording_is_named_or_replaced_by_the_next(
 def test_a_loader_resumes_at_its_place_with_any_workers(kind: str, root: Path) -> None:
     def batches(num: int, workers: int, state: Any = None) -> tuple[list[Any], Any]:
         loader = ResumableLoader(made(kind, root), batch_size=2, num_workers=workers)
-        stream = DataStream(loader, 7, ParallelDims(), state)
+        stream = DataStream(loader, 7, ParallelDims())
+        stream.load_state_dict(state or {})
         read: Iterator[Any] = iter(stream)
         return [next(read) for _ in range(num)], stream.state_dict()
 

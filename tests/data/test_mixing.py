@@ -36,7 +36,8 @@ def dims(world: int = 1, rank: int = 0) -> ParallelDims:
 
 
 def take(loader: Any, count: int, state: Any = None, of: ParallelDims | None = None) -> tuple[list[Any], Any]:
-    stream = DataStream(loader, seed=3, dims=of or dims(), state=state)
+    stream = DataStream(loader, seed=3, dims=of or dims())
+    stream.load_state_dict(state or {})
     return list(islice(iter(stream), count)), stream.state_dict()
 
 

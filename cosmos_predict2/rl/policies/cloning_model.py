@@ -192,6 +192,8 @@ def shifted(pictures_B_H_W_C: Tensor, share: float, generator: torch.Generator) 
 class KeepBestPolicy(Callback):
     """Writes the policy of the lowest held-out loss, and what it is worth. Without validation it is the last one."""
 
+    resumed = ("best", "history")
+
     def __init__(self) -> None:
         super().__init__()
         self.best: dict[str, Any] = {}
@@ -264,9 +266,3 @@ class KeepBestPolicy(Callback):
                 files.write_policy(Path(self.trainer.run_dir) / RESULT, model.net, about)
             elif (whole := network.network_of(model.net)) is not None:
                 network.merged_state(whole)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "history": self.history}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.history = dict(state["best"]), list(state["history"])

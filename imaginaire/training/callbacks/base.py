@@ -10,7 +10,7 @@ import functools
 import inspect
 import logging
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ class Callback:
     config: Any
     trainer: Any
     name: str = ""
+    resumed: Sequence[str] = ()  # attributes with which a resumed run goes on: what ``weights_only`` reads back
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None: ...
     def on_before_dataloading(self, iteration: int = 0) -> None: ...
@@ -74,10 +75,11 @@ class Callback:
     def on_app_end(self) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a resumed run: numbers, strings, containers, tensors (what ``weights_only`` reads back)."""
-        return {}
+        """The state for a resumed run: numbers, strings, containers, tensors."""
+        return {name: getattr(self, name) for name in self.resumed}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update({name: state[name] for name in self.resumed if name in state})
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))

@@ -112,7 +112,8 @@ def dims(world: int = 1, rank: int = 0, cp: int = 1) -> ParallelDims:
 
 
 def take(loader: Any, count: int, *, state: dict[str, int | None] | None = None, of: ParallelDims | None = None) -> Any:
-    stream = DataStream(loader, seed=5, dims=of or dims(), state=state)
+    stream = DataStream(loader, seed=5, dims=of or dims())
+    stream.load_state_dict(state or {})
     batches = list(islice(iter(stream), count))
     return batches, stream.state_dict()
 
@@ -289,7 +290,7 @@ def test_a_resumed_stream_says_what_changed(caplog: pytest.LogCaptureFixture) ->
     take(ResumableLoader(Numbers(), batch_size=2), 1, state=state)
     take(ResumableLoader(Numbers(), batch_size=4), 1, state={"samples_seen": 4})  # by an earlier version
     assert not caplog.records
-    DataStream(ResumableLoader(Numbers(12), batch_size=4), seed=6, dims=dims(), state=state)
+    DataStream(ResumableLoader(Numbers(12), batch_size=4), seed=6, dims=dims()).load_state_dict(state)
     assert "seed 5 -> 6, dataset_size 10 -> 12 since the checkpoint was written" in caplog.text
 
 
