@@ -11,18 +11,17 @@ that for forward and backward. On a GPU, in bfloat16.
 
 import gc
 import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import machine
 from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, to_diffusers_name
+from cosmos_predict2.checkpoints.verify import stand_in_for_torchvision
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.nn.layers import product
@@ -65,7 +64,7 @@ ON_GPU = [
 
 def diffusers_twin(net: DiT, options: dict[str, Any]) -> nn.Module:
     """diffusers' network with the weights of ours, which was built with ``options``."""
-    _stand_in_for_torchvision()
+    stand_in_for_torchvision()
     from diffusers import CosmosTransformer3DModel
 
     config = diffusers_config(options, has_condition_mask=net.has_condition_channel)
@@ -156,20 +155,6 @@ def ceiling() -> float:
     peak = max(product_rates(device, dtype))
     print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s", flush=True)
     return peak
-
-
-def _stand_in_for_torchvision() -> None:
-    """diffusers' transformer needs torchvision for one resize of the padding mask, and fails only when it runs."""
-    from diffusers.models.transformers import transformer_cosmos
-
-    if hasattr(transformer_cosmos, "transforms"):
-        return
-    stand_in: Any = types.SimpleNamespace()
-    stand_in.InterpolationMode = types.SimpleNamespace(NEAREST="nearest")
-    stand_in.functional = types.SimpleNamespace(
-        resize=lambda image, size, interpolation: F.interpolate(image, size=size, mode=interpolation)
-    )
-    transformer_cosmos.transforms = stand_in
 
 
 def report(case: Case, device: torch.device, dtype: torch.dtype, peak: float, rounds: int) -> None:

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a checkpoint into another form.
+"""Turn a checkpoint into another form, and compare the two.
 
-The two training layouts become each other. A network's weights become a released .pt, a safetensors file or diffusers'
-transformer folder, its LoRA adapters files of PEFT or diffusers. A trained policy takes its published layout.
+The two training layouts become each other. A network's weights become a released .pt, a safetensors file, a folder of
+diffusers, of Wan2.1's repository or of DCP, its LoRA adapters files of PEFT, diffusers, ComfyUI or kohya's programs. A
+trained policy takes its published layout.
 """
 
 import argparse
 import logging
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cosmos_predict2.checkpoints.export import ADAPTER_FORMS, FORMS, Export, export, export_adapter
+from cosmos_predict2.checkpoints.export import FORMS, Export, export, written_file
+from cosmos_predict2.checkpoints.export_adapters import ADAPTER_FORMS, export_adapter
+from cosmos_predict2.checkpoints.verify import verify_adapter, verify_network, verify_set
 from imaginaire import command_line, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
@@ -30,21 +34,26 @@ Where no form is given, the suffix of the destination decides, and a policy beco
 it (checkpoints/model/iter_000000500.pt or checkpoints/iter_000000500). DESTINATION is a run's folder; the iteration is
 written below its checkpoints/, and its latest_checkpoint.txt names it, so that a run there resumes from it.
 
---to pt, --to safetensors, --to diffusers: the weights of one network. SOURCE is anything that holds them: a released or
-training .pt, a run's folder, a DCP folder, safetensors, a diffusers folder, a hub id. DESTINATION is the file, or the
-transformer folder, to write. Names in files begin with "net.", as released ones do.
+--to pt, --to safetensors, --to diffusers, --to original, --to dcp-weights: the weights of one network, of Cosmos, of
+Wan2.1 or of their tokenizer. SOURCE is anything that holds them: a released or training .pt, a run's folder, a DCP
+folder, safetensors, a folder of diffusers or Wan2.1, a hub id. DESTINATION is the file, or the folder, to write. Names
+in files begin with "net.", as released ones do; those of a tokenizer, and in --to original (Wan2.1 alone), do not.
 
---to peft, --to diffusers-lora: LoRA adapters alone. SOURCE is a checkpoint of a run with adapters, or an adapter in
-another layout. DESTINATION is the folder to write. Both layouts can be given to --lora of the inference program; the
-adapters of a policy (--to peft) to model.config.policy.lora_path.
+--to peft, --to diffusers-lora, --to comfyui, --to kohya: LoRA adapters alone. SOURCE is a checkpoint of a run with
+adapters, or an adapter in another layout. DESTINATION is the folder to write, of the last two the .safetensors file.
+Each can be given to --lora of the inference program; the adapters of a policy (--to peft) to
+model.config.policy.lora_path.
 
 --to public: a policy that has a published layout (OpenVLA, PI0.5) as its folder; adapters are added to the weights.
 Another is written as scripts.train_policy does. SOURCE is a run or a folder. --from RUN --to FOLDER writes the same.
 
+--verify compares what was written with SOURCE: names, every value, settings, and outputs for fixed inputs, of diffusers
+by its own classes where it is installed. What exists already is compared and not written.
+
 examples:
   python -m scripts.convert checkpoints/examples/minimal/minimal checkpoints/examples/minimal/as_dcp --to dcp
   python -m scripts.convert RUN/checkpoints/model/iter_000001000.pt exported.pt --weights ema --dtype bfloat16
-  python -m scripts.convert exported.pt exported/transformer --to diffusers
+  python -m scripts.convert exported.pt exported/transformer --to diffusers --verify
   python -m scripts.convert RUN adapter --to peft --weights ema
   python -m scripts.convert --from RUN --to public_layout/
 """
@@ -84,6 +93,7 @@ add("--lora_alpha", type=command_line.above_zero, metavar="NUMBER", help="alpha 
 rope_scale = "RoPE ratios of a size that was not released"
 add("--rope_scale", type=command_line.above_zero, nargs=3, metavar=("T", "H", "W"), help=rope_scale)
 add("--overwrite", action="store_true", help="replace a file or folder that exists")
+add("--verify", action="store_true", help="compare names, values and outputs; what exists is compared alone")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -105,6 +115,8 @@ def run(args: argparse.Namespace) -> None:
             return
         written = convert(args.source, args.destination, form)
         log.info("wrote %s in %s", written.name, written.folder)
+        if args.verify:
+            verify_set(checkpoint_layout.find_set(args.source), written)
         return
     options: dict[str, Any] = dict(
         which=_WHICH[args.weights],
@@ -118,11 +130,19 @@ def run(args: argparse.Namespace) -> None:
         from cosmos_predict2.rl.policies.files import policy_adapter
 
         adapter = policy_adapter(args.source, _WHICH[args.weights], args.lora_alpha)
-        tensors = export_adapter(Export(args.source, args.destination, form, **options), adapter)
+        job = Export(args.source, args.destination, form, **options)
+        write, verify = partial(export_adapter, job, adapter), partial(verify_adapter, job, adapter)
     else:
         options |= dict(merge_lora=args.merge_lora, rope_scale=tuple(args.rope_scale) if args.rope_scale else None)
-        tensors = export(Export(args.source, args.destination, form, **options))
-    log.info("wrote %s (%d tensors%s)", args.destination, len(tensors), f", {args.dtype}" if args.dtype else "")
+        job = Export(args.source, args.destination, form, **options)
+        write, verify = partial(export, job), partial(verify_network, job)
+    if args.verify and not args.overwrite and storage.exists(written_file(job)):
+        log.info("%s exists: it is compared, not written", args.destination)
+    else:
+        tensors = write()
+        log.info("wrote %s (%d tensors%s)", args.destination, len(tensors), f", {args.dtype}" if args.dtype else "")
+    if args.verify:
+        verify()
 
 
 def _source_and_destination(args: argparse.Namespace) -> tuple[str, str, str | None]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from cosmos_predict2.actions.statistics import read_statistics
 from cosmos_predict2.checkpoints.adapters import read_adapter
 from cosmos_predict2.checkpoints.download import _check_file
-from cosmos_predict2.checkpoints.export import diffusers_net
+from cosmos_predict2.checkpoints.networks import diffusers_net
 from cosmos_predict2.data import dataset_latents
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
 from cosmos_predict2.data.dataset_prompts import read_prompts

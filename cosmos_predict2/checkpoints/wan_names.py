@@ -11,7 +11,7 @@ from typing import Any
 
 from imaginaire.errors import CheckpointError
 
-CLASS_NAME = "WanTransformer3DModel"
+CLASS_NAME, ORIGINAL = CLASS_NAMES = "WanTransformer3DModel", "WanModel"
 IGNORED = "attn2.norm_added_q.weight"  # in older image-to-video files of diffusers; nothing reads it
 
 # (ours, theirs), of parts; "{}" is a block's number.
@@ -82,8 +82,21 @@ _FIXED: dict[str, Any] = {  # of every Wan2.1 network: another value is another 
 }
 
 
+_ORIGINAL = {  # ours, of the original repository
+    "model_channels": "dim",
+    "num_blocks": "num_layers",
+    "num_heads": "num_heads",
+    "ffn_channels": "ffn_dim",
+    "in_channels": "in_dim",
+    "out_channels": "out_dim",
+    "time_channels": "freq_dim",
+}
+
+
 def net_kwargs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `WanDiT` for a ``transformer/config.json`` of diffusers."""
+    """The arguments of `WanDiT` for a config.json of diffusers, or those that the original one has."""
+    if config.get("_class_name") == ORIGINAL:
+        return {ours: config[theirs] for ours, theirs in _ORIGINAL.items()}
     for name, value in _FIXED.items():
         found = config.get(name, value)
         if (list(found) if isinstance(found, tuple) else found) != value:
@@ -102,3 +115,10 @@ def diffusers_config(net: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = net["model_channels"] // net["num_heads"]
     added = None if net["image_channels"] is None else net["model_channels"]
     return {"_class_name": CLASS_NAME, **_FIXED, **sizes, "attention_head_dim": head_dim, "added_kv_proj_dim": added}
+
+
+def original_config(net: Mapping[str, Any]) -> dict[str, Any]:
+    """``config.json`` beside the weights in the original repository's layout."""
+    sizes = {theirs: net[ours] for ours, theirs in _ORIGINAL.items()}
+    kind = "t2v" if net["image_channels"] is None else "i2v"
+    return {"_class_name": ORIGINAL, "model_type": kind, "text_len": 512, "eps": 1e-6, **sizes}

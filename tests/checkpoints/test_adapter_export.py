@@ -12,7 +12,8 @@ import yaml
 
 from cosmos_predict2.checkpoints import apply_lora, load_dit, open_dit
 from cosmos_predict2.checkpoints.adapters import base_fingerprint
-from cosmos_predict2.checkpoints.export import Export, export, export_adapter, shortest_targets
+from cosmos_predict2.checkpoints.export import Export, export
+from cosmos_predict2.checkpoints.export_adapters import export_adapter, shortest_targets
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire.errors import CheckpointError

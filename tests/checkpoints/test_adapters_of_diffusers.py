@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from benchmarks.dit import diffusers_twin
 from cosmos_predict2.checkpoints import apply_lora
-from cosmos_predict2.checkpoints.export import Export, export_adapter
+from cosmos_predict2.checkpoints.export import Export
+from cosmos_predict2.checkpoints.export_adapters import export_adapter
 from imaginaire.errors import CheckpointError
 from tests.checkpoints.nets import SMALL, call, inputs_of, random_net
 

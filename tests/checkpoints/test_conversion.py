@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every pair of forms, both ways, exactly; what is refused, with its reason; and faults that --verify finds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+import yaml
+from torch import Tensor, nn
+
+from cosmos_predict2.checkpoints.adapters import Adapter, read_adapter
+from cosmos_predict2.checkpoints.card import name_of
+from cosmos_predict2.checkpoints.export import FORMS, Export, export
+from cosmos_predict2.checkpoints.export_adapters import ADAPTER_FORMS, export_adapter
+from cosmos_predict2.checkpoints.networks import open_network
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.nn.wan_dit import WanDiT
+from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.optim import lora
+from scripts.convert import parser, run
+from tests.checkpoints.nets import SMALL, random_net
+
+SINGLE_FILES = {"pt": ".pt", "safetensors": ".safetensors", "comfyui": ".safetensors", "kohya": ".safetensors"}
+WAN = dict(model_channels=48, num_blocks=2, num_heads=3, ffn_channels=40, crossattn_emb_channels=8)
+NETWORKS: dict[str, dict[str, Any]] = {
+    "Video2World": {},
+    "Text2Image": dict(is_image=True),
+    "Predict2.5": dict(crossattn_proj_in_channels=24),
+    "Wan2.1 T2V": WAN,
+    "Wan2.1 I2V": {**WAN, "in_channels": 36, "image_channels": 12},
+    "tokenizer": {},
+    "actions": {},
+}
+REFUSED = {
+    **{(name, "original"): "was released as a single file" for name in NETWORKS if not name.startswith("Wan")},
+    ("actions", "diffusers"): "diffusers has no class for it",
+}
+
+
+def _random(net: nn.Module, seed: int = 1) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in net.parameters():
+        parameter.data.normal_(0, 0.2, generator=generator)
+    return net
+
+
+def _network(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A network with random weights, and the arguments that its run records."""
+    arguments = {key: value for key, value in NETWORKS[name].items() if key != "is_image"}
+    if name == "tokenizer":
+        return _random(WanVAE(WanConfig(dim=4))), {}
+    if name.startswith("Wan"):
+        return _random(WanDiT(**arguments)), {"_target_": name_of(WanDiT), **arguments}
+    if name == "actions":
+        actions: dict[str, Any] = {**SMALL, "action_dim": 3, "temporal_compression_ratio": 4}
+        return _random(ChunkActionDiT(**actions)), {"_target_": name_of(ChunkActionDiT), **actions}
+    net = random_net(seed=1, **NETWORKS[name])
+    return net, {"_target_": name_of(type(net)), **SMALL, **arguments}
+
+
+def _source(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> str:
+    """The newest checkpoint of a run, or the tokenizer's file."""
+    net, arguments = _network(name)
+    prefix = "" if name == "tokenizer" else "net."
+    torch.save({f"{prefix}{key}": p.detach().to(dtype) for key, p in net.named_parameters()}, folder / "source.pt")
+    if arguments:
+        recorded = {"model": {"config": {"pipe_config": {"net": arguments}}}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(recorded))
+    return str(folder / "source.pt")
+
+
+def _to(form: str, source: str, folder: Path, **options: Any) -> str:
+    destination = str(folder / f"{Path(source).name}-{form}{SINGLE_FILES.get(form, '')}")
+    (export_adapter if form in ADAPTER_FORMS else export)(Export(source, destination, form, **options))
+    return destination
+
+
+@pytest.mark.parametrize("first", FORMS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_pair_of_forms_is_exact(name: str, first: str, tmp_path: Path) -> None:
+    source = _source(name, tmp_path, torch.bfloat16 if first == "diffusers" else torch.float32)
+    if (name, first) in REFUSED:
+        with pytest.raises(CheckpointError, match=REFUSED[name, first]):
+            _to(first, source, tmp_path)
+        return
+    expected = open_network(source)
+    (tmp_path / "elsewhere").mkdir()
+    written = _to(first, source, tmp_path / "elsewhere")
+    (tmp_path / "config.yaml").unlink(missing_ok=True)  # what follows is recorded in the form itself
+    for second in (form for form in FORMS if (name, form) not in REFUSED):
+        found = open_network(_to(second, written, tmp_path))
+        assert set(found.tensors) == set(expected.tensors)
+        for key in expected.tensors:
+            assert found.tensors[key].dtype == expected.tensors[key].dtype
+            assert torch.equal(found.tensors[key], expected.tensors[key]), (first, second, key)
+        if name != "actions":
+            assert found.config() == expected.config()
+        else:
+            assert found.card.net.items() >= SMALL.items()
+
+
+# Adapters alone -------------------------------------------------------------------------------------------------------
+
+TARGETS = {"Video2World": "q_proj,mlp.layer1", "Wan2.1 I2V": "q,k_img,ffn.2"}
+RANK, ALPHA = 3, 12.0
+
+
+def _adapted(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> str:
+    """The run of a network with adapters beside its weights."""
+    net, arguments = _network(name)
+    lora.init_adapters(lora.inject(net, RANK, ALPHA, TARGETS[name]), seed=4, init=False)
+    folder.mkdir(exist_ok=True)
+    torch.save({f"net.{key}": tensor.to(dtype) for key, tensor in net.state_dict().items()}, folder / "run.pt")
+    config = {"lora_alpha": ALPHA, "lora_target_modules": TARGETS[name], "pipe_config": {"net": arguments}}
+    config["model_manager_config"] = {"dit_path": "base.pt"}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": config}}))
+    return str(folder / "run.pt")
+
+
+def _assert_same_adapter(found: Adapter, expected: Adapter) -> None:
+    assert found.layers.keys() == expected.layers.keys()
+    assert (found.base, found.base_fingerprint) == (expected.base, expected.base_fingerprint)
+    for layer, factors in expected.layers.items():
+        assert found.layers[layer].scaling == factors.scaling == ALPHA / RANK
+        for ours, theirs in zip(found.layers[layer].factors(), factors.factors()):
+            assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), layer
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_each_pair_of_forms_of_an_adapter_is_exact(name: str, tmp_path: Path) -> None:
+    source = _adapted(name, tmp_path / "run", torch.bfloat16)
+    expected = read_adapter(source)
+    for first in ADAPTER_FORMS:
+        (tmp_path / first).mkdir()
+        written = _to(first, source, tmp_path / first)
+        _assert_same_adapter(read_adapter(written), expected)
+        for second in ADAPTER_FORMS:
+            _assert_same_adapter(read_adapter(_to(second, written, tmp_path / first)), expected)
+    with pytest.raises(CheckpointError, match=r"is a LoRA adapter, so give it with --lora"):
+        _to("safetensors", written, tmp_path)
+    with pytest.raises(CheckpointError, match="holds no LoRA adapter"):
+        _to("kohya", _source(name, tmp_path), tmp_path)
+    with pytest.raises(ConfigError, match=r"does not end in \.safetensors"):
+        export_adapter(Export(source, str(tmp_path / "folder"), "comfyui"))
+
+
+# --verify -------------------------------------------------------------------------------------------------------------
+
+
+def _convert(*words: str) -> None:
+    run(parser.parse_args(words))
+
+
+def _edit(file: str, change: Callable[[dict[str, Tensor]], None], **header: str) -> None:
+    """Change the tensors of a file, or of the one in a folder, and entries of its header."""
+    path = Path(file) if Path(file).is_file() else next(Path(file).glob("*.safetensors"))
+    if path.suffix == ".pt":
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
+        return
+    with safetensors.safe_open(path, "pt") as opened:
+        metadata = {**opened.metadata(), **header}
+    state = safetensors.torch.load_file(path)
+    change(state)
+    safetensors.torch.save_file(state, path, metadata)
+
+
+def _wrong_key(state: dict[str, Tensor]) -> None:
+    name = next(name for name in state if name.endswith("weight") and ("blocks.1." in name or "conv2" in name))
+    state[f"{name}x"] = state.pop(name)
+
+
+def _wrong_value(state: dict[str, Tensor]) -> None:
+    name = [name for name, tensor in state.items() if tensor.is_floating_point() and tensor.ndim > 1][-1]
+    state[name] = state[name].clone()
+    state[name].view(-1)[1] += 0.25
+
+
+def _wrong_scale(folder: str) -> None:
+    """A setting by which the same weights compute something else."""
+    file = Path(folder, "config.json")
+    config = json.loads(file.read_text())
+    wrong: dict[str, Any] = {"rope_scale": [0.5, 2.0, 3.0], "latents_std": [1.0] * 16, "num_attention_heads": 6}
+    key = next(key for key in wrong if key in config)
+    config[key] = wrong[key]
+    file.write_text(json.dumps(config))
+
+
+VERIFIED = [(name, form) for name in NETWORKS for form in ("pt", "diffusers") if (name, form) not in REFUSED]
+SLOW = {"diffusers": pytest.mark.slow}  # importing it takes seconds
+
+
+@pytest.mark.parametrize(("name", "form"), [pytest.param(*each, marks=SLOW.get(each[1], ())) for each in VERIFIED])
+def test_verify_finds_a_wrong_key_a_wrong_value_and_a_wrong_scale(
+    name: str, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    source = _source(name, tmp_path)
+    (tmp_path / "e").mkdir()
+    words = [source, str(tmp_path / "e" / f"x{SINGLE_FILES.get(form, '')}"), "--to", form, "--verify"]
+    _convert(*words)
+    assert "verified: the outputs of both are equal" in caplog.text
+    assert ("verified: the outputs of diffusers'" in caplog.text) == (form == "diffusers"), caplog.text
+    for change, message in [(_wrong_key, "weightx"), (_wrong_value, "1 tensors differ: .*by up to 0.25")]:
+        _edit(words[1], change)
+        with pytest.raises(CheckpointError, match=message):
+            _convert(*words)
+        _convert(*words, "--overwrite")
+    if form == "diffusers":
+        _wrong_scale(words[1])
+        with pytest.raises(CheckpointError, match=r"config\.json has (rope_scale|latents_std|num_attention_heads)="):
+            _convert(*words)
+
+
+@pytest.mark.parametrize("form", ADAPTER_FORMS)
+def test_verify_finds_faults_of_an_adapter(form: str, tmp_path: Path) -> None:
+    source = _adapted("Video2World", tmp_path / "run")
+    words = [source, str(tmp_path / f"x{SINGLE_FILES.get(form, '')}"), "--to", form, "--verify"]
+    _convert(*words)
+
+    def key(state: dict[str, Tensor]) -> None:
+        for name in [name for name in state if "blocks.1." in name or "blocks_1_" in name]:
+            state[name.replace("1", "7", 1)] = state.pop(name)
+
+    def scale(state: dict[str, Tensor]) -> None:
+        for name in [name for name in state if name.endswith(".alpha")]:
+            state[name] = state[name] * 2
+
+    for change, message in [(key, "names are missing"), (_wrong_value, "by up to 0.25")]:
+        _edit(words[1], change)
+        with pytest.raises(CheckpointError, match=message):
+            _convert(*words)
+        _convert(*words, "--overwrite")
+    settings = {"transformer.r": RANK, "transformer.lora_alpha": 24}
+    _edit(words[1], scale, **({"lora_adapter_metadata": json.dumps(settings)} if form == "diffusers-lora" else {}))
+    if form == "peft":
+        file = Path(words[1], "adapter_config.json")
+        file.write_text(file.read_text().replace('"lora_alpha": 12', '"lora_alpha": 24'))
+    with pytest.raises(CheckpointError, match="is added with a scale of 8, in the source with 4"):
+        _convert(*words)
