@@ -6,14 +6,16 @@ For weight w, gradient g and step t (from 1)::
     m = b1 m + (1 - b1) g          u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay w
     v = b2 v + (1 - b2) g^2        w = w - lr u
 
-m, v and w are float32. A bfloat16 parameter keeps w as its master in the optimizer's state and receives the rounded
-value, so that updates below its resolution add up. Sharded parameters (DTensor) are updated shard by shard.
+m, v and w are float32, m and v on request in fewer bytes. A bfloat16 parameter keeps w as its master in the optimizer's
+state and receives the rounded value, so that updates below its resolution add up. Sharded parameters (DTensor) are
+updated shard by shard.
 """
 
+import copy
 import importlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +25,14 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from imaginaire.distributed.parallel import in_runs, is_dtensor, to_local
 from imaginaire.errors import ConfigError, near
+from imaginaire.optim import moments as forms
 
 log = logging.getLogger(__name__)
 
 FUSED_DEVICES = ("cpu", "cuda", "xpu", "mps")  # where torch has a fused AdamW kernel
 CAPTURING_DEVICES = ("cuda",)  # where a graph can hold a step, which then reads its rate from the device
 CAST_NUMEL = 1 << 26  # elements whose temporary float32 copies (gradients of bf16 parameters) exist at a time
+OPEN_NUMEL = 1 << 22  # elements whose state is on the device and in float32 at a time, if it is kept otherwise
 
 
 def fused_adamw(
@@ -41,18 +45,27 @@ def fused_adamw(
     master_weights: bool = True,
     capturable: bool = True,
     decay_1d: bool = True,
+    moments: str = "float32",
+    offload: bool = False,
 ) -> Optimizer:
     """The optimizer of every parameter of ``model`` that requires a gradient.
 
     ``decay_1d=False`` exempts parameters of fewer than two dimensions (norms, biases) from weight decay; the published
     runs decay all. ``optim_type="adamw"`` gives torch's AdamW: state in the parameters' precision and no masters.
+    ``moments`` is a form of `imaginaire.optim.moments`; ``offload`` keeps moments and masters on the host.
     """
     if optim_type not in ("fusedadam", "adamw"):
         raise ConfigError(f"optimizer.optim_type is '{optim_type}'.{near(optim_type, ('fusedadam', 'adamw'))}")
     groups = _parameter_groups(model, weight_decay, decay_1d)
     if optim_type == "adamw":
+        if moments != "float32" or offload:
+            raise ConfigError(
+                f"optimizer.optim_type=adamw keeps torch's state on the device, but optimizer.moments={moments} and"
+                f" optimizer.offload={offload} are set: take optimizer.optim_type=fusedadam."
+            )
         return _torch_adamw(groups, lr=lr, betas=betas, eps=eps)
-    return FusedAdamW(groups, lr=lr, betas=betas, eps=eps, master_weights=master_weights, capturable=capturable)
+    kept: dict[str, Any] = dict(master_weights=master_weights, capturable=capturable, moments=moments, offload=offload)
+    return FusedAdamW(groups, lr=lr, betas=betas, eps=eps, **kept)
 
 
 def adamw(
@@ -72,6 +85,9 @@ class FusedAdamW(Optimizer):
 
     Masters are cloned from the parameters at their first step, unless a loaded state brought them. With ``capturable``
     on CUDA the learning rate lies in a tensor on the device, so that a captured graph follows the schedule.
+
+    ``moments`` other than float32, or ``offload``: the state is kept in fewer bytes, or on the host, and is opened on
+    the device a few million numbers at a time. Offloading changes no number.
     """
 
     def __init__(
@@ -83,8 +99,12 @@ class FusedAdamW(Optimizer):
         weight_decay: float = 0.1,
         master_weights: bool = True,
         capturable: bool = True,
+        moments: str = "float32",
+        offload: bool = False,
     ) -> None:
         _check_hyperparameters(lr, betas, eps, weight_decay)
+        if moments not in forms.FORMS:
+            raise ConfigError(f"optimizer.moments is '{moments}'.{near(moments, forms.FORMS)}")
         if master_weights and not capturable:
             raise ConfigError(
                 "optimizer.master_weights=True needs optimizer.capturable=True, which is False; "
@@ -93,6 +113,9 @@ class FusedAdamW(Optimizer):
         defaults = {"lr": float(lr), "betas": tuple(map(float, betas)), "eps": float(eps)}
         defaults |= {"weight_decay": float(weight_decay), "master_weights": master_weights, "capturable": capturable}
         super().__init__(params, defaults)
+        self.moments, self.offload = moments, offload
+        self._draws: torch.Generator | None = None  # of the roundings of a step
+        _check_forms(self)
         for group in self.param_groups:
             device = group["params"][0].device
             if capturable and device.type in CAPTURING_DEVICES:
@@ -105,9 +128,16 @@ class FusedAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._draws = None
         for group in self.param_groups:
             self._step_group(group)
+        if self.offload and torch.cuda.is_available():
+            torch.cuda.synchronize()  # the host may read what was copied to it
         return loss
+
+    def place(self, param: Tensor) -> torch.device:
+        """The device of a parameter's moments and master."""
+        return torch.device("cpu") if self.offload else param.device
 
     def _step_group(self, group: dict[str, Any]) -> None:
         buckets: dict[tuple[torch.device, torch.dtype], list[_Row]] = {}
@@ -116,7 +146,17 @@ class FusedAdamW(Optimizer):
                 row = self._row(param, param.grad, group["master_weights"])
                 buckets.setdefault((row.param.device, row.param.dtype), []).append(row)
         for rows in buckets.values():
-            self._kernel(rows, group)
+            if self.moments == "float32" and not self.offload:
+                self._kernel(rows, group)
+                continue
+            if self.moments != "float32" and self._draws is None:
+                self._draws = forms.draws(int(rows[0].step), rows[0].param.device)
+            parts = (part for row in rows for part in row.parts(OPEN_NUMEL))
+            for run in in_runs(parts, lambda row: row.grad.numel(), OPEN_NUMEL):
+                opened = [row.opened() for row in run]
+                self._kernel(opened, group)
+                for row, found in zip(run, opened, strict=True):
+                    row.keep(found, self._draws)
 
     def _row(self, param: Tensor, grad: Tensor, master_weights: bool) -> "_Row":
         if grad.layout is not torch.strided:
@@ -124,10 +164,10 @@ class FusedAdamW(Optimizer):
         state = self.state[param]
         if "exp_avg" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-            state["exp_avg"] = torch.zeros_like(param, dtype=state_dtype(param))
-            state["exp_avg_sq"] = torch.zeros_like(param, dtype=state_dtype(param))
+            for key in forms.KEYS:
+                state |= forms.empty(param, self.moments, key, self.place(param))
         if master_weights and "master" not in state and param.dtype != state_dtype(param):
-            state["master"] = param.to(state_dtype(param))
+            state["master"] = forms.empty(param, "float32", "master", self.place(param))["master"].copy_(param)
         return _Row(param, grad, state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,22 +178,67 @@ class FusedAdamW(Optimizer):
         for key, param in zip(saved, params, strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 if isinstance(value, Tensor):
-                    self.state[param][name] = value.detach().to(device=param.device, copy=True)
+                    place = param.device if name == "step" else self.place(param)
+                    self.state[param][name] = value.detach().to(device=place, copy=True)
 
 
 class _Row:
     """One parameter's tensors of an update, all local; ``weight`` is the master, or the parameter itself."""
 
-    __slots__ = ("exp_avg", "exp_avg_sq", "grad", "param", "step", "weight")
+    __slots__ = ("exp_avg", "exp_avg_sq", "grad", "param", "scales", "step", "weight")
 
     def __init__(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor]) -> None:
         self.param, self.grad, self.weight = param, grad, state.get("master", param)
         self.exp_avg, self.exp_avg_sq, self.step = state["exp_avg"], state["exp_avg_sq"], state["step"]
+        self.scales = [None if (s := state.get(key + forms.SCALE)) is None else to_local(s) for key in forms.KEYS]
         if is_dtensor(param):
             assert is_dtensor(grad) and grad.placements == param.placements, "gradient and parameter differ"
             self.param, self.grad = to_local(param), to_local(grad)
             self.weight = to_local(state["master"]) if "master" in state else self.param
             self.exp_avg, self.exp_avg_sq = to_local(self.exp_avg), to_local(self.exp_avg_sq)
+
+    def parts(self, numel: int) -> Iterator["_Row"]:
+        """Rows of the parameter, as many at a time as have so many numbers; each part counts the same step."""
+        length = max(1, numel * max(1, len(self.param)) // max(1, self.param.numel())) if self.param.dim() else 1
+        if self.param.dim() == 0 or length >= len(self.param):
+            yield self
+            return
+        steps = self.step.clone()
+        for start in range(0, len(self.param), length):
+            part = copy.copy(self)
+            for name in ("param", "grad", "weight", "exp_avg", "exp_avg_sq"):
+                setattr(part, name, getattr(self, name)[start : start + length])
+            part.weight = part.param if self.weight is self.param else part.weight
+            part.scales = [None if scale is None else scale[start : start + length] for scale in self.scales]
+            part.step = self.step if start == 0 else steps.clone()
+            yield part
+
+    def opened(self) -> "_Row":
+        """The row with its state in float32 on the parameter's device."""
+        row, device = copy.copy(self), self.param.device
+        row.exp_avg = forms.opened(self.exp_avg, self.scales[0], signed=True, device=device)
+        row.exp_avg_sq = forms.opened(self.exp_avg_sq, self.scales[1], signed=False, device=device)
+        row.weight = self.weight.to(device, non_blocking=True)
+        return row
+
+    def keep(self, found: "_Row", draws: torch.Generator | None) -> None:
+        """Write back what a step made of the opened row."""
+        forms.keep(self.exp_avg, self.scales[0], found.exp_avg, signed=True, generator=draws)
+        forms.keep(self.exp_avg_sq, self.scales[1], found.exp_avg_sq, signed=False, generator=draws)
+        if found.weight is not self.weight:
+            self.weight.copy_(found.weight, non_blocking=True)
+
+
+def _check_forms(optimizer: FusedAdamW) -> None:
+    """Raise for parameters whose state cannot be kept as the optimizer is configured."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if optimizer.offload and any(is_dtensor(param) for param in params):
+        raise ConfigError(
+            "optimizer.offload=True keeps the state of one card's weights on its host, but parameters are sharded: set"
+            " model.config.fsdp_shard_size=0, or optimizer.offload=False (shards need less memory each)."
+        )
+    if optimizer.moments != "float32" and any(param.dtype == torch.float64 for param in params):
+        raise ConfigError(f"optimizer.moments={optimizer.moments}, but float64 parameters have float64 moments.")
 
 
 def _put_lr_on(device: torch.device, group: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 
 from imaginaire.distributed.parallel import copy_shard, full_tensor
 from imaginaire.errors import CheckpointError, ConfigError, listed
+from imaginaire.optim import moments
+from imaginaire.optim.adamw import FusedAdamW
 
 ADAM_KEYS = {"step", "exp_avg", "exp_avg_sq"}
 # State that is shaped and sharded as its parameter.
@@ -66,7 +68,16 @@ def load_named_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str,
         wanted = _wanted_keys(optimizer, param)
         num_lacking += wanted is not None and "master" in wanted and "master" not in values
         kept = {key: value for key, value in values.items() if wanted is None or key in wanted}
-        optimizer.state[param] = {key: _load_value(key, value, param, optimizer) for key, value in kept.items()}
+        state_of_param: dict[str, Any] = {}
+        for key, value in kept.items():
+            if key in moments.KEYS and (isinstance(optimizer, FusedAdamW) or key + moments.SCALE in values):
+                form, place = _kept(optimizer, param)
+                state_of_param |= moments.loaded(values, key, param, form, place)
+            elif not key.endswith(moments.SCALE):
+                state_of_param[key] = _load_value(key, value, param, optimizer)
+        optimizer.state[param] = state_of_param
+    if others := sorted(_other_forms(optimizer, params, saved)):
+        notes.append(f"optimizer.moments: they are {', '.join(others)} in the checkpoint, and are converted")
     if num_lacking:
         notes.append(f"optimizer: no float32 masters of {num_lacking} parameters in the file; rounded weights start")
     return notes + _hyperparameters(optimizer, names, saved_groups)
@@ -158,7 +169,7 @@ def _check(
                 f"The optimizer state of '{name}' has {', '.join(sorted(found))} but no {', '.join(sorted(lacking))}, "
                 f"which {current} needs. Resume with the optimizer that wrote it, or load the weights only."
             )
-        dropped |= found - wanted
+        dropped |= {key for key in found - wanted if not key.endswith(moments.SCALE)}
     return [f"optimizer: '{key}' of the checkpoint is not used by {current}" for key in sorted(dropped)]
 
 
@@ -171,6 +182,21 @@ def _wanted_keys(optimizer: Optimizer, param: Tensor) -> set[str] | None:
     if group.get("master_weights") and param.dtype not in (torch.float32, torch.float64):
         extra = extra | {"master"}
     return ADAM_KEYS | extra
+
+
+def _other_forms(optimizer: Optimizer, params: Mapping[str, Tensor], saved: Saved) -> set[str]:
+    """Forms of saved moments that this run keeps in another."""
+    found = {name: moments.form_in(saved[name]) for name in params if "exp_avg" in saved.get(name, {})}
+    kept = {name: moments.form_of(params[name], _kept(optimizer, params[name])[0]) for name in found}
+    is_ours = isinstance(optimizer, FusedAdamW)
+    return {form for name, form in found.items() if (is_ours or form == "int8") and form != kept[name]}
+
+
+def _kept(optimizer: Optimizer, param: Tensor) -> tuple[str, torch.device]:
+    """The form and the place of the moments and masters of a parameter."""
+    if isinstance(optimizer, FusedAdamW):
+        return optimizer.moments, optimizer.place(param)
+    return "float32", param.device
 
 
 def _family(class_name: str) -> str:
@@ -196,7 +222,11 @@ def _load_value(key: str, value: Any, param: Tensor, optimizer: Optimizer) -> An
     if key not in ELEMENTWISE:
         return value.detach().to(device=param.device, copy=True)
     fp32 = type(optimizer).__name__ == "FusedAdamW" and param.dtype != torch.float64
-    target = torch.empty_like(param.detach(), dtype=torch.float32 if fp32 else value.dtype)
+    place = _kept(optimizer, param)[1]
+    if place != param.device:
+        target = moments.empty(param.detach(), "float32", key, place)[key]
+    else:
+        target = torch.empty_like(param.detach(), dtype=torch.float32 if fp32 else value.dtype)
     copy_shard(target, value.detach())
     return target
 
