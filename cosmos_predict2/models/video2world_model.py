@@ -242,7 +242,7 @@ class Video2WorldModel(ImaginaireModel):
             self._has_trained_adapters = fill_network(self.net, self.config, distributed.device(), self._start_seed)
         ema = self.pipe_config.ema
         if ema.enabled:
-            self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)
+            self.ema = PowerEMA(self.net, ema.rate, ema.iteration_shift, offload=ema.offload)
 
     # --- one step
 

@@ -28,6 +28,7 @@ class EMAConfig(Section):
     enabled: bool = False
     rate: float = attrs.field(default=0.1, validator=at_least(1e-6, at_most=0.3))
     iteration_shift: int = attrs.field(default=0, validator=at_least(0))
+    offload: bool = False  # keep it on the host, which computes it
 
 
 @attrs.define(kw_only=True, slots=False)

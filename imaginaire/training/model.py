@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
 from imaginaire.distributed import parallel
-from imaginaire.distributed.parallel import ParallelDims, in_runs, reshard, to_local
+from imaginaire.distributed.parallel import ParallelDims, in_runs, is_dtensor, reshard, to_local
 from imaginaire.errors import ConfigError, TrainingError, listed
 from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import schedules
@@ -252,10 +252,13 @@ class PowerEMA:
     ema = beta ema + (1 - beta) w with beta = (1 - 1 / (j + 1))^(gamma + 1) at j = iteration + iteration_shift, and 0
     for j < 1, so that the first update copies the weights. gamma follows from the relative width, ``rate``.
     ``shadows`` maps names to float32 tensors or DTensors. Build it after the module was sharded. Buffers are not
-    averaged; `state` includes the module's current ones.
+    averaged; `state` includes the module's current ones. With ``offload`` the average lies on the host, which computes
+    it, and so do the trained weights while the average is in their place.
     """
 
-    def __init__(self, module: nn.Module, rate: float = 0.1, iteration_shift: int = 0) -> None:
+    def __init__(
+        self, module: nn.Module, rate: float = 0.1, iteration_shift: int = 0, *, offload: bool = False
+    ) -> None:
         self.rate = rate
         self.iteration_shift = iteration_shift
         self.exponent = power_ema_exponent(rate)
@@ -263,8 +266,15 @@ class PowerEMA:
         self._infinite: set[str] | None = None  # frozen parameters that a step of the average would make NaN
         with torch.no_grad():
             parameters = _parameters(module)
+            if offload and any(is_dtensor(p) for p in parameters.values()):
+                raise ConfigError(
+                    "ema.offload=True keeps the average of one card's weights on its host, but parameters are sharded:"
+                    " set fsdp_shard_size=0, or ema.offload=False (each rank has its shards of the average)."
+                )
+            self._place = torch.device("cpu") if offload else None  # None: where the parameter is
             self.shadows = {
-                name: p.to(torch.promote_types(p.dtype, torch.float32), copy=True) for name, p in parameters.items()
+                name: p.to(self._place or p.device, torch.promote_types(p.dtype, torch.float32), copy=True)
+                for name, p in parameters.items()
             }
 
     def beta(self, iteration: int) -> float:
@@ -285,9 +295,9 @@ class PowerEMA:
         if beta == 0.0:
             return
         moving = [pair for name, pair in zip(self.shadows, pairs, strict=True) if name not in self._infinite]
-        is_cast = any(weight.dtype != shadow.dtype for shadow, weight in moving)
+        is_cast = any(weight.dtype != shadow.dtype or weight.device != shadow.device for shadow, weight in moving)
         for run in in_runs(moving, lambda pair: pair[1].numel(), CAST_NUMEL if is_cast else math.inf):
-            weights = [weight.to(shadow.dtype) for shadow, weight in run]
+            weights = [weight.to(shadow.device).to(shadow.dtype) for shadow, weight in run]  # half as much is moved
             torch._foreach_lerp_([shadow for shadow, _ in run], weights, 1.0 - beta)
 
     @contextmanager
@@ -295,7 +305,7 @@ class PowerEMA:
         """A context in which the module has the averaged weights; its own come back exactly, after an exception too."""
         with torch.no_grad():
             pairs = self._pairs(module)
-            stash = [weight.clone() for _, weight in pairs]
+            stash = [weight.to(self._place or weight.device, copy=True) for _, weight in pairs]
         try:
             with torch.no_grad():
                 torch._foreach_copy_([weight for _, weight in pairs], [shadow for shadow, _ in pairs])

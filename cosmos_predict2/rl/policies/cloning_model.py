@@ -112,7 +112,7 @@ class CloningModel(ImaginaireModel):
     def parallelize(self, dims: ParallelDims) -> None:
         network.parallelize_policy(self.net, dims, self.config.fsdp_shard_size, recompute=self.config.recompute)
         if (ema := self.config.ema).enabled:
-            self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)
+            self.ema = PowerEMA(self.net, ema.rate, ema.iteration_shift, offload=ema.offload)
 
     def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> Any:
         optimizer = lazy_config.instantiate(optimizer_cfg, model=self.net)
