@@ -227,7 +227,6 @@ class Video2WorldModel(ImaginaireModel):
         if device.type == "meta":  # it is filled when it is sharded
             device = distributed.device()
         self.world.device = device
-        self.world.tokenizer.to(device)
         settle_attention(self.net, device, self.precision)
 
     def parallelize(self, dims: ParallelDims) -> None:
@@ -445,9 +444,11 @@ class Video2WorldModel(ImaginaireModel):
     def _latents(self, batch: Mapping[str, Any]) -> Tensor:
         """Latents of the pixels, or those that were cached when the data set was prepared."""
         if LATENTS_KEY not in batch:
+            self.world.tokenizer.to(self.world.device)
             return self.world.tokenizer.encode(self._pixels(batch)).to(self._work_dtype)
         if not self._has_checked_latents:
             check_tokenizer(self.world.tokenizer, batch)
+            self.world.offload_tokenizer = True  # it is only used between steps, if ever
             self._has_checked_latents = True
         latents: Tensor = batch[LATENTS_KEY]
         if latents.shape[1] != (channels := self.world.tokenizer.latent_ch):

@@ -122,7 +122,7 @@ class WorldModel:
         self.denoiser = self.objective.denoiser(net)
         self.conditioner = Conditioner(config.conditioner)
         self.context = ContextParallel(net, None)
-        self._offload_tokenizer = offload_tokenizer
+        self.offload_tokenizer = offload_tokenizer
         self._offload_text_encoder = offload_text_encoder
         self._graphed: GraphedNetwork | None = None
         self._is_compiled = False
@@ -219,7 +219,7 @@ class WorldModel:
             if not part.is_floating_point():
                 pixels = pixels / 127.5 - 1
             latents.append(self.tokenizer.encode(pixels).to(work_dtype) * self.config.sigma_data)
-        if self._offload_tokenizer:
+        if self.offload_tokenizer:
             self.tokenizer.to("cpu")
         return torch.cat(latents)
 
@@ -240,7 +240,7 @@ class WorldModel:
             video = self.tokenizer.decode(latent)
         if frames is not None:
             video = video[:, :, frames[0] - first : frames[-1] + 1 - first]
-        if self._offload_tokenizer:
+        if self.offload_tokenizer:
             self.tokenizer.to("cpu")
         return video.clamp(-1, 1)
 
@@ -492,7 +492,7 @@ class WorldModel:
         """The number of samples whose activations, of both halves of a guidance, fit into the free memory of a GPU."""
         if self.device.type != "cuda":
             return 1 << 30
-        if not self._offload_tokenizer:
+        if not self.offload_tokenizer:
             self.tokenizer.to(self.device)  # before the free memory is read
         factor = self.tokenizer.spatial_compression_factor
         needed = 2 * activation_bytes(self.net, num_latent * (height // factor) * (width // factor))

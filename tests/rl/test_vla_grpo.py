@@ -479,7 +479,7 @@ def test_old_data_is_the_same_to_a_refinement_as_video_and_as_latents() -> None:
         config=SimpleNamespace(sigma_data=0.5),
         net=SimpleNamespace(dtype=torch.float32),
         device=torch.device("cpu"),
-        _offload_tokenizer=False,
+        offload_tokenizer=False,
     )
     world.encode = partial(WorldModel.encode, world)
     found = []
