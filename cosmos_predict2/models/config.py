@@ -19,6 +19,7 @@ from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldPipelineCo
 from imaginaire.config.nodes import as_config, typed_class
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
+from imaginaire.optim import frozen
 from imaginaire.random import Draws
 
 LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
@@ -57,6 +58,8 @@ class Predict2Video2WorldModelConfig(Section):
     lora_alpha: float = attrs.field(default=16, validator=at_least(0))
     lora_target_modules: str = LORA_TARGETS
     init_lora_weights: bool = True
+    frozen_weights: str = attrs.field(default="full", validator=one_of(*frozen.FORMS))  # of the layers with adapters
+    swap_blocks: int = attrs.field(default=0, validator=at_least(0))  # of so many blocks, those lie on the host
     precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
     input_video_key: str = "video"
     input_image_key: str = "images"

@@ -49,6 +49,7 @@ def check(config: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]
         return
     yield from check_degrees(config, context)
     yield from check_settings(config)
+    yield from check_frozen(config, context)
     for key, data in {**context.training, **context.validation}.items():
         yield from check_data(key, data, config)
     target = target_of(pipe["net"])
@@ -78,6 +79,28 @@ def check_settings(config: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"{most} conditioning frames, but a clip has {pipe['state_t']} (state_t)"
         yield error("model.config.conditional_frames_probs", text)
     yield from check_text(config["text"], pipe["net"])
+
+
+def check_frozen(config: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+    """Frozen weights in fewer bytes or on the host, where there are none, or where that would not save memory."""
+    kept = {"frozen_weights": "full", "swap_blocks": 0}
+    kept = {key: config[key] for key, default in kept.items() if config[key] != default}
+    recompute = {"mode": "none", "every_n_blocks": 1, **(config["pipe_config"]["net"].get("sac_config") or {})}
+    shards = context.config is not None and context.config.trainer.distributed_parallelism != "ddp"
+    for key, value in kept.items():
+        at = f"model.config.{key}"
+        if config["train_architecture"] != "lora":
+            yield error(at, f"{value}, but all weights are trained", "Set model.config.train_architecture=lora")
+        if recompute["mode"] == "none" or recompute["every_n_blocks"] != 1:
+            mode = f"{PIPE}.net.sac_config.mode=block_wise and every_n_blocks=1"
+            yield error(at, f"{value}, but blocks that recompute nothing hold their opened weights", f"Set {mode}")
+        if config["torch_compile"]:
+            yield error(at, f"{value}, but model.config.torch_compile=True does not trace such weights", "Unset one")
+        if shards and config["fsdp_shard_size"] not in (0, 1) and (context.world_size or 1) > 1:
+            yield error(at, f"{value}, but weights are sharded", "Set model.config.fsdp_shard_size=0, or leave it out")
+    blocks = config["pipe_config"]["net"].get("num_blocks")
+    if isinstance(blocks, int) and config["swap_blocks"] > blocks:
+        yield error("model.config.swap_blocks", f"{config['swap_blocks']}, but the network has {blocks} blocks")
 
 
 def check_family(config: Any) -> Iterator[Finding]:

@@ -63,7 +63,7 @@ from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
 from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding
-from imaginaire.optim import lora
+from imaginaire.optim import frozen, lora
 from imaginaire.random import Draws
 from imaginaire.training.model import ImaginaireModel, PowerEMA, has_meta
 
@@ -109,6 +109,8 @@ class Video2WorldModel(ImaginaireModel):
         self.teacher = teacher_of(self.world, self.weight_dtype)
         if not current_dims().will_shard(config.fsdp_shard_size):
             self._has_trained_adapters = fill_network(self.net, config, "cpu", self._start_seed)
+        if config.frozen_weights != "full" or config.swap_blocks:
+            frozen.freeze(self.net, list(self.net.blocks), config.frozen_weights, config.swap_blocks)
         self.text = TrainingText(config.text)
         total = sum(config.conditional_frames.values())
         shares = ", ".join(f"{n} in {share / total:.0%}" for n, share in config.conditional_frames.items())
@@ -206,10 +208,14 @@ class Video2WorldModel(ImaginaireModel):
 
     def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         self._take_over(state)
-        return weights.load_into(self.saved_weights(), state)
+        live = self.saved_weights()
+        report = weights.load_into(live, state)
+        frozen.take(self.net, live, "net.")
+        return report
 
     def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         self._take_over(state)
+        frozen.take(self.net, state, "net.")
         return weights.account(self.saved_weights(), state)
 
     def _take_over(self, state: Mapping[str, Tensor]) -> None:

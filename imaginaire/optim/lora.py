@@ -87,8 +87,8 @@ class LoraLinear(nn.Module):
     def merged(self) -> nn.Linear:
         """The base layer with W + alpha / rank * B A, summed in float32 and kept in W's dtype."""
         weight = self.base_layer.weight
-        if is_dtensor(weight):
-            raise ConfigError("A sharded module cannot be merged; gather its weights, or merge a saved checkpoint.")
+        if is_dtensor(weight) or not isinstance(weight, nn.Parameter):  # or it is kept in another form
+            raise ConfigError("Weights that are sharded or in another form cannot be merged: merge a saved checkpoint.")
         a, b = self.factors
         update = b.float() @ a.float()
         weight.copy_(weight.float() + self.scaling * update)
