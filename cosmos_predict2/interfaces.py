@@ -90,6 +90,22 @@ class Guardrail(Protocol):
     def check_prompt(self, prompt: str) -> Verdict: ...
 
 
+class VideoGuardrail(Protocol):
+    """The same of a video, uint8 [F, H, W, 3]."""
+
+    name: str
+
+    def check_video(self, frames_F_H_W_C: Tensor) -> Verdict: ...
+
+
+class FrameEditor(Protocol):
+    """Changes what a video must not show, such as faces. An error inside it withholds the video."""
+
+    name: str
+
+    def postprocess(self, frames_F_H_W_C: Tensor) -> Tensor: ...
+
+
 class PromptRefiner(Protocol):
     """Rewrites a prompt, given the picture or clip that the video begins with."""
 

@@ -117,8 +117,8 @@ def _parser(program: Program) -> Parser:
     runs = f"make the video {BENCHMARK_RUNS} times and print the mean time of all but the first"
     machine("--benchmark", action="store_true", help=runs)
     safety = parser.add_argument_group("guardrail and prompt refiner").add_argument
-    safety("--disable_guardrail", action="store_true", help="no check of the prompt")
-    safety("--offload_guardrail", action="store_true", help="keep the guardrail's models in host memory")
+    safety("--disable_guardrail", action="store_true", help="no check of prompt and video")
+    safety("--offload_guardrail", action="store_true", help="the guardrail's models in host memory between checks")
     safety("--disable_prompt_refiner", action="store_true", help="use the prompt as it is")
     safety("--offload_prompt_refiner", action="store_true", help="keep the refiner's model in host memory")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -228,6 +228,7 @@ def prepare_requests(args: argparse.Namespace, choice: Any, program: Program) ->
     from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
 
     config, is_tiny = choice.config, choice.model_size == "tiny"
+    text_guardrail = create_guardrail(config.guardrail_config, with_networks=False)  # the pipeline has all parts
     negative = "" if is_tiny else DEFAULT_NEGATIVE_PROMPT
     request = request_of(args, negative, is_tiny=is_tiny)
     guidance = args.guidance if args.guidance is not None else (0.0 if is_tiny else 7.0)
@@ -269,7 +270,7 @@ def prepare_requests(args: argparse.Namespace, choice: Any, program: Program) ->
             skip_existing=bool(args.batch_input_json) and not args.overwrite
             if args.skip_existing is None
             else args.skip_existing,
-            guardrail=create_guardrail(config.guardrail_config),
+            guardrail=text_guardrail,
             keep_going=args.keep_going,
         )
         program.after(args, choice, jobs)

@@ -178,8 +178,7 @@ def make_plan(flags: DownloadFlags) -> DownloadPlan:
         else:
             plan.add(_folder(GUARDRAIL, "guardrail: blocklist", 0.02, patterns=("blocklist/*",)))
             plan.notes.append(
-                "Llama-Guard-3, video filter and face blur: left out, this version has no use for them yet"
-                " (--all_guardrails adds them, about 22 GB)"
+                "Llama-Guard-3, video filter and face blur: left out (--all_guardrails adds them, about 22 GB)"
             )
     if flags.prompt_refiner:
         plan.add(_folder(REASON1, "prompt refiner", 16))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guardrails of prompts, and the prompt refiner, before a generation.
+"""The guardrails: of prompts, with the prompt refiner, before a generation, and of videos after it.
 
 No refiner is built in yet; any `interfaces.PromptRefiner` can be plugged in. Of several guardrails the first that
 objects decides, and one that fails counts as an objection.
 
-The one that is built in is a blocklist of words and phrases: the released one where it was downloaded, else a small one
-of our own. Words are compared without regard to case, accents, signs in place of letters and the endings of plurals and
-verbs. Entries of the whitelist are never an objection, nor are words inside a whitelisted phrase.
+Networks (Llama-Guard, video filter, face blur) are parts where their weights were downloaded; a part that a config
+names must be there. The blocklist of words and phrases always is one: the released one where it was downloaded, else a
+small one of our own. Words are compared without regard to case, accents, signs in place of letters and the endings of
+plurals and verbs. Entries of the whitelist are never an objection, nor are words inside a whitelisted phrase.
 """
 
 import functools
@@ -15,16 +16,17 @@ import itertools
 import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import attrs
+from torch import Tensor
 
-from cosmos_predict2.interfaces import Guardrail, PromptRefiner, Verdict
-from cosmos_predict2.released import DEFAULT_DIR, get_guardrail_dir
+from cosmos_predict2.interfaces import FrameEditor, Guardrail, PromptRefiner, Verdict, VideoGuardrail
+from cosmos_predict2.released import DEFAULT_DIR, GUARDRAIL, LLAMA_GUARD, checkpoint_dir
 from imaginaire import storage
 from imaginaire.config.schema import Section
-from imaginaire.errors import CheckpointError, ConfigError, UserError
+from imaginaire.errors import CheckpointError, ConfigError, UserError, near
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +34,12 @@ BLOCKLIST = "blocklist"
 LICENCE_NOTICE = (
     "the licence of the released weights asks for a substantially similar guardrail where this one is switched off"
 )
-# What the released models come with and this version does not have yet.
-NOT_BUILT_IN = "Llama-Guard-3, Qwen3Guard, video filter, face blur"
+NETWORKS = {  # part -> its folder below that of the checkpoints
+    "llama_guard": LLAMA_GUARD,
+    "video_filter": f"{GUARDRAIL}/video_content_safety_filter",
+    "face_blur": f"{GUARDRAIL}/face_blur_filter",
+}
+DOWNLOAD = "python -m scripts.download_checkpoints --model_types video2world --no_text_encoder"
 
 # Signs that stand for letters. A star may stand for any.
 _DISGUISES = {
@@ -59,12 +65,15 @@ _DOUBLING = ("ed", "ing", "ings")
 
 
 class BlockedError(UserError):
-    """A guardrail refused the prompt; the message names the rule."""
+    """A guardrail refused the prompt or the video; the message names the rule."""
 
 
 @attrs.define(kw_only=True, slots=False)
 class GuardrailConfig(Section):
-    """Settings of the check of prompts before a generation: on or off, its parts, and the place of their files."""
+    """Settings of the checks of prompts and videos: on or off, the parts that must be there, the place of their files.
+
+    Parts are blocklist, llama_guard, video_filter, face_blur. One that was downloaded is used though it is not named.
+    """
 
     checkpoint_dir: str = "checkpoints"
     offload_model_to_cpu: bool = True
@@ -92,47 +101,117 @@ def create_prompt_refiner(config: PromptRefinerConfig, *, is_explicit: bool = Fa
 
 
 class GuardrailRunner:
-    """Several guardrails as one."""
+    """Several guardrails as one: those of prompts, those of videos, and what edits the frames of a video."""
 
-    def __init__(self, guardrails: Sequence[Guardrail]) -> None:
-        self.guardrails = tuple(guardrails)
+    def __init__(
+        self,
+        guardrails: Sequence[Guardrail] = (),
+        of_videos: Sequence[VideoGuardrail] = (),
+        editors: Sequence[FrameEditor] = (),
+    ) -> None:
+        self.guardrails, self.of_videos, self.editors = tuple(guardrails), tuple(of_videos), tuple(editors)
 
     def run_safety_check(self, prompt: str) -> Verdict:
         """Safe where no guardrail objects; else the first objection, "name: reason"."""
         if not self.guardrails:
             log.warning("no guardrail is set up: every prompt counts as safe")
-        for guardrail in self.guardrails:
+        return _first_objection([(part.name, part.check_prompt) for part in self.guardrails], prompt)
+
+    def check_video(self, frames_F_H_W_C: Tensor) -> Verdict:
+        """The same of a video, uint8 frames."""
+        return _first_objection([(part.name, part.check_video) for part in self.of_videos], frames_F_H_W_C)
+
+    def postprocess(self, frames_F_H_W_C: Tensor) -> Tensor:
+        """The frames as they may be shown."""
+        for editor in self.editors:
             try:
-                verdict = guardrail.check_prompt(prompt)
-            except Exception as error:  # a guardrail is foreign code, and one that fails has cleared nothing
-                log.exception("guardrail %s failed", guardrail.name)
-                return Verdict(False, f"{guardrail.name}: the check failed ({type(error).__name__}: {error})")
-            if not verdict.is_safe:
-                return Verdict(False, f"{guardrail.name}: {verdict.message}")
-        return Verdict(True)
+                frames_F_H_W_C = editor.postprocess(frames_F_H_W_C)
+            except Exception as error:  # as of a check that fails
+                log.exception("guardrail %s failed", editor.name)
+                raise BlockedError(f"The video was withheld: {editor.name} failed ({error}).") from error
+        return frames_F_H_W_C
+
+
+def _first_objection(checks: Sequence[tuple[str, Callable[[Any], Verdict]]], what: Any) -> Verdict:
+    for name, check in checks:
+        try:
+            verdict = check(what)
+        except Exception as error:  # a guardrail is foreign code, and one that fails has cleared nothing
+            log.exception("guardrail %s failed", name)
+            return Verdict(False, f"{name}: the check failed ({type(error).__name__}: {error})")
+        if not verdict.is_safe:
+            return Verdict(False, f"{name}: {verdict.message}")
+    return Verdict(True)
 
 
 def create_text_guardrail_runner(
     checkpoint_dir: str | None = None, offload_model_to_cpu: bool = False, parts: Sequence[str] = (BLOCKLIST,)
 ) -> GuardrailRunner:
-    """The guardrails of prompts. ``offload_model_to_cpu`` has nothing to move yet: a blocklist has no weights."""
-    return GuardrailRunner([_create(part, checkpoint_dir) for part in parts])
-
-
-def create_guardrail(config: GuardrailConfig) -> GuardrailRunner | None:
-    """The guardrails of a config; None where they are switched off."""
-    if not config.enabled:
-        return None
-    return create_text_guardrail_runner(config.checkpoint_dir, config.offload_model_to_cpu, config.parts)
+    """The guardrails of prompts alone."""
+    return GuardrailRunner(_created(checkpoint_dir, offload_model_to_cpu, parts, "llama_guard").guardrails)
 
 
 def create_video_guardrail_runner(
     checkpoint_dir: str | None = None, offload_model_to_cpu: bool = False
 ) -> GuardrailRunner:
-    """An error: guardrails of videos are not here yet."""
-    raise ConfigError(
-        "The guardrails of videos (video filter, face blur) are not built in yet; prompts are checked by the blocklist."
+    """The guardrails of videos alone, both of which must be there."""
+    return _created(checkpoint_dir, offload_model_to_cpu, ("video_filter", "face_blur"))
+
+
+def create_guardrail(config: GuardrailConfig, *, with_networks: bool = True) -> GuardrailRunner | None:
+    """The guardrails of a config; None where they are switched off. Without networks, those in the config are checked
+    to be there."""
+    if not config.enabled:
+        return None
+    more = NETWORKS if with_networks else ()
+    return _created(
+        config.checkpoint_dir, config.offload_model_to_cpu, config.parts, *more, with_networks=with_networks
     )
+
+
+def _created(
+    folder: str | None, offload: bool, parts: Sequence[str], *where_downloaded: str, with_networks: bool = True
+) -> GuardrailRunner:
+    """The runner of these parts, and of those others whose folder is there."""
+    found = GuardrailRunner()
+    named = [part.lower().replace("-", "_") for part in parts]
+    for i, part in enumerate(named):
+        if part not in (known := (BLOCKLIST, *NETWORKS)):
+            raise ConfigError(f"There is no guardrail '{parts[i]}' (guardrail_config.parts).{near(parts[i], known)}")
+        if part in NETWORKS and not storage.is_folder(place := _place(folder, NETWORKS[part])):
+            raise CheckpointError(
+                f"The guardrail '{parts[i]}' (guardrail_config.parts) has no weights: {place} does not exist. Fetch"
+                f" them: {DOWNLOAD} --all_guardrails"
+            )
+    named += [part for part in where_downloaded if storage.is_folder(_place(folder, NETWORKS[part]))]
+    for part in dict.fromkeys(named):
+        if part == BLOCKLIST:
+            found.guardrails += (Blocklist(folder),)
+        elif with_networks:
+            from cosmos_predict2.guardrail import face_blur, judges
+
+            place = _place(folder, NETWORKS[part])
+            if part == "llama_guard":
+                found.guardrails += (judges.LlamaGuard(place, offload),)
+            elif part == "video_filter":
+                found.of_videos += (judges.VideoFilter(place, offload),)
+            else:
+                found.editors += (face_blur.FaceBlur(place, offload),)
+    return found
+
+
+def _place(folder: str | None, name: str) -> str:
+    return storage.join(checkpoint_dir(None if folder == DEFAULT_DIR else folder), name)
+
+
+def checked_frames(guardrail: GuardrailRunner | None, frames_C_F_H_W: Tensor) -> Tensor:
+    """The uint8 frames of a video as they may be shown; raise BlockedError where the guardrail refuses them."""
+    if guardrail is None or not (guardrail.of_videos or guardrail.editors):
+        return frames_C_F_H_W
+    frames_F_H_W_C = frames_C_F_H_W.permute(1, 2, 3, 0).cpu()
+    if not (verdict := guardrail.check_video(frames_F_H_W_C)).is_safe:
+        raise BlockedError(f"The video was refused: {verdict.message}.")
+    return guardrail.postprocess(frames_F_H_W_C).permute(3, 0, 1, 2)
 
 
 def require_safe(guardrail: GuardrailRunner, prompt: str, stage: str = "prompt") -> None:
@@ -157,13 +236,15 @@ def status_line(
     *,
     is_released: bool = True,
 ) -> str:
-    """``guardrail: blocklist (...), asked: on; prompt refiner: off, asked: on (not built in yet)``."""
+    """``guardrail: blocklist (...), asked: on (not downloaded: ...); prompt refiner: off, asked: on (...)``."""
     if guardrail is None:
         first = f"guardrail: off, asked: {_asked(guardrail_config)}"
         first += f" ({LICENCE_NOTICE})" if is_released and not guardrail_config.enabled else ""
     else:
-        parts = ", ".join(_described(part) for part in guardrail.guardrails) or "nothing"
-        first = f"guardrail: {parts}, asked: {_asked(guardrail_config)} (not built in yet: {NOT_BUILT_IN})"
+        parts: list[Any] = [*guardrail.guardrails, *guardrail.of_videos, *guardrail.editors]
+        first = f"guardrail: {', '.join(map(_described, parts)) or 'nothing'}, asked: {_asked(guardrail_config)}"
+        if absent := [name for name in NETWORKS if name not in [part.name for part in parts]]:
+            first += f" (not downloaded: {', '.join(absent)})"
     second = f"prompt refiner: {'off' if refiner is None else 'on'}, asked: {_asked(refiner_config)}"
     return f"{first}; {second}" + (" (not built in yet)" if refiner is None and refiner_config.enabled else "")
 
@@ -177,15 +258,6 @@ def _described(part: Any) -> str:
     return f"{part.name} ({detail})" if detail else str(part.name)
 
 
-def _create(part: str, checkpoint_dir: str | None) -> Guardrail:
-    if part.lower() != BLOCKLIST:
-        raise ConfigError(
-            f"There is no guardrail '{part}' (guardrail_config.parts): this version has {BLOCKLIST}; not built in yet:"
-            f" {NOT_BUILT_IN}."
-        )
-    return Blocklist(checkpoint_dir)
-
-
 class Blocklist:
     """A guardrail that objects to prompts with blocked words or phrases, and to empty ones."""
 
@@ -193,15 +265,12 @@ class Blocklist:
 
     def __init__(self, checkpoint_dir: str | None = None) -> None:
         """The lists below ``checkpoint_dir``/nvidia/Cosmos-Guardrail1/blocklist, else those of the package."""
-        folder = storage.join(
-            get_guardrail_dir(root=None if checkpoint_dir in (None, DEFAULT_DIR) else checkpoint_dir), "blocklist"
-        )
+        folder = _place(checkpoint_dir, f"{GUARDRAIL}/blocklist")
         if storage.is_folder(folder):
             blocked, allowed, exact = (_entries(folder, name) for name in ("custom", "whitelist", "exact_match"))
             if not blocked:
                 raise CheckpointError(
-                    f"{folder} has no entries in 'custom': its download is incomplete. Repeat it:"
-                    " python -m scripts.download_checkpoints --model_types video2world --no_text_encoder"
+                    f"{folder} has no entries in 'custom': its download is incomplete. Repeat it: {DOWNLOAD}"
                 )
             self.source = f"{folder}, {len(blocked) + len(exact)} entries"
         else:

@@ -16,6 +16,7 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import psnr
+from cosmos_predict2.guardrail.runner import checked_frames
 from cosmos_predict2.pipelines.action_inputs import ActionInput, LeRobotRecordings, read_episode
 from cosmos_predict2.pipelines.requests import check_outputs
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -177,7 +178,8 @@ def imagine(
     )
     chunk, overlap = pipe.config.chunk_size, 4 * (settings.history - 1)
     ends = [chunk_starts(len(row), chunk, overlap, settings.last_chunk)[-1] + chunk for row in rows]
-    return [video[:, : 1 + min(end, len(row))].cpu() for video, end, row in zip(videos, ends, rows)]
+    cut = [video[:, : 1 + min(end, len(row))].cpu() for video, end, row in zip(videos, ends, rows)]
+    return [checked_frames(pipe.guardrail, video) for video in cut]
 
 
 def save(

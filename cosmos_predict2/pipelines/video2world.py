@@ -27,6 +27,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.guardrail.runner import (
     GuardrailRunner,
+    checked_frames,
     create_guardrail,
     create_prompt_refiner,
     require_safe,
@@ -116,10 +117,11 @@ class Video2WorldPipeline:
         config = with_trained_text(config, [dit_path, *(parse_lora(adapter)[0] for adapter in lora)])
         device = torch.device(device or distributed.device())
         dtype = torch_dtype or (config.dtype if device.type != "cpu" else torch.float32)
-        guardrail = create_guardrail(config.guardrail_config)
+        guardrail = None if is_follower else create_guardrail(config.guardrail_config)
         refiner = create_prompt_refiner(config.prompt_refiner_config, is_explicit=load_prompt_refiner)
         parts = config.guardrail_config, config.prompt_refiner_config, guardrail, refiner
-        log.info("%s", status_line(*parts, is_released=download_command(dit_path) is not None))
+        if not is_follower:
+            log.info("%s", status_line(*parts, is_released=download_command(dit_path) is not None))
         world = build_world_model(
             config,
             dtype=dtype,
@@ -201,7 +203,7 @@ class Video2WorldPipeline:
             )
             frames = chunk[0, :, -overlap:]
             chunks.append(chunk if num_chunks == 1 else chunk[:, :, overlap if i else 0 :].cpu())
-        video = torch.cat(chunks, dim=2)[:, :, : form.num_frames]
+        video = self.checked_video(torch.cat(chunks, dim=2)[:, :, : form.num_frames])
         return (video, refined) if return_prompt else video
 
     def checked_prompt(self, prompt: str, media_path: str) -> str:
@@ -213,6 +215,13 @@ class Video2WorldPipeline:
                 break
             prompt = self.refiner.refine(prompt, media_path)
         return prompt
+
+    def checked_video(self, video_1_C_F_H_W: Tensor) -> Tensor:
+        """The video in [-1, 1] as it may be shown; raises BlockedError where a guardrail refuses it."""
+        frames = to_uint8(video_1_C_F_H_W[0])
+        if (edited := checked_frames(self.guardrail, frames)) is frames or torch.equal(edited, frames.cpu()):
+            return video_1_C_F_H_W
+        return (edited[None].float() / 127.5 - 1).to(video_1_C_F_H_W)
 
 
 # The input ------------------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         if prompt:
             self.checked_prompt(prompt, "")
         encoded = iter(self.world.encode_text(texts, embeddings)[:, None] if texts else ())
-        return self.generate_actions(
+        video = self.generate_actions(
             frames_F_H_W_C.permute(3, 0, 1, 2)[None],
             torch.as_tensor(numpy.asarray(actions))[None],
             [seed],
@@ -100,3 +100,4 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
             negative_text_B_S_E=next(encoded) if negative_prompt else None,
             as_float=True,
         )
+        return self.checked_video(video)

@@ -11,7 +11,6 @@ from cosmos_predict2.guardrail.runner import (
     create_guardrail,
     create_prompt_refiner,
     create_text_guardrail_runner,
-    create_video_guardrail_runner,
     run_text_guardrail,
     words_of,
 )
@@ -171,11 +170,9 @@ def test_no_guardrails_are_safe_with_a_warning(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_is_not_built_in_is_an_error() -> None:
-    for parts in (["blocklist", "llama_guard"], ["Face-Blur"], ["blocklists"]):
-        with pytest.raises(ConfigError, match=parts[-1]):
+    for parts in (["blocklist", "llama_guards"], ["blocklists"], ["qwen3guard"]):
+        with pytest.raises(ConfigError, match=f"no guardrail '{parts[-1]}'"):
             create_guardrail(GuardrailConfig(parts=parts))
-    with pytest.raises(ConfigError, match="not built in yet"):
-        create_video_guardrail_runner()
     with pytest.raises(ConfigError, match="not built in yet"):
         create_prompt_refiner(PromptRefinerConfig(), is_explicit=True)
     assert create_prompt_refiner(PromptRefinerConfig()) is None
@@ -185,7 +182,11 @@ def test_one_line_reports_what_was_asked_and_what_is_active() -> None:
     on, refiner = GuardrailConfig(), PromptRefinerConfig()
     line = status_line(on, refiner, create_guardrail(on))
     assert "\n" not in line
-    assert "guardrail: blocklist (built-in list" in line and "asked: on" in line and "Llama-Guard-3" in line
+    assert (
+        "guardrail: blocklist (built-in list" in line
+        and "asked: on" in line
+        and "not downloaded: llama_guard, video_filter, face_blur" in line
+    )
     assert "prompt refiner: off, asked: on (not built in yet)" in line
     off = GuardrailConfig(enabled=False)
     assert create_guardrail(off) is None

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guardrails that are networks, with tiny random weights in their public layouts."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cosmos_predict2.guardrail import GuardrailConfig, GuardrailRunner, PromptRefinerConfig, status_line
+from cosmos_predict2.guardrail.face_blur import FaceBlur, RetinaFace, anchors, cover, distinct_boxes
+from cosmos_predict2.guardrail.judges import HAZARDS, LlamaGuard, VideoFilter, verdict_of
+from cosmos_predict2.guardrail.runner import (
+    BlockedError,
+    checked_frames,
+    create_guardrail,
+    create_text_guardrail_runner,
+    create_video_guardrail_runner,
+)
+from cosmos_predict2.interfaces import Verdict
+from imaginaire.errors import CheckpointError
+from tests.guardrail.tiny_guards import make_face_blur, make_llama_guard, make_video_filter, write_classifier
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("guards")
+    make_llama_guard(path)
+    make_video_filter(path)
+    make_face_blur(path)
+    return path
+
+
+def video(frames: int = 3, height: int = 40, width: int = 60) -> Tensor:
+    """uint8 [F, H, W, 3]."""
+    draws = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (frames, height, width, 3), dtype=torch.uint8, generator=draws)
+
+
+# Llama-Guard ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_safe", "message"),
+    [
+        ("\n\nsafe", True, ""),
+        ("unsafe\nS1,S14", False, "violent crimes, code interpreter abuse"),
+        ("unsafe\nS99", False, "S99"),
+        ("unsafe", False, "no code"),
+        ("", False, "no verdict"),
+        ("I think that this is safe", False, "no verdict"),
+        ("Safe", False, "no verdict"),
+        ("safety first", False, "no verdict"),
+    ],
+)
+def test_only_the_word_safe_clears_a_prompt(answer: str, is_safe: bool, message: str) -> None:
+    assert len(HAZARDS) == 14
+    verdict = verdict_of(answer)
+    assert verdict.is_safe == is_safe and message in verdict.message
+
+
+def test_llama_guard_answers_as_the_package_does(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = str(root / "meta-llama" / "Llama-Guard-3-8B")
+    guard, package = LlamaGuard(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = guard._tokenizer("<|begin_of_text|>Is this unsafe?\npush<|end_header_id|>", return_tensors="pt")["input_ids"]
+    expected = package.generate(ids, do_sample=False, max_new_tokens=100, attention_mask=torch.ones_like(ids))
+    made: list[Tensor] = []
+    real = guard._model.generate
+    monkeypatch.setattr(guard._model, "generate", lambda **given: made.append(real(**given)) or made[-1])
+    verdict = guard.check_prompt(" push ")
+    assert torch.equal(made[0], expected)
+    assert not verdict.is_safe and "is no verdict" in verdict.message  # random weights clear nothing
+
+
+@pytest.mark.parametrize(("answer", "is_safe"), [("safe", True), ("unsafe\nS9", False)])
+def test_the_answer_behind_the_question_decides(
+    answer: str, is_safe: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = LlamaGuard(str(root / "meta-llama" / "Llama-Guard-3-8B"))
+    said = guard._tokenizer(f"\n\n{answer}<|eot_id|>", return_tensors="pt")["input_ids"]
+    monkeypatch.setattr(guard._model, "generate", lambda input_ids, **_: torch.cat([input_ids, said], dim=1))
+    verdict = guard.check_prompt("unsafe")  # the question is no answer
+    assert verdict.is_safe == is_safe and ("indiscriminate weapons" in verdict.message) == (not is_safe)
+
+
+def test_weights_of_llama_guard_that_lack_a_name_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = make_llama_guard(tmp_path)
+    tensors = {name: t.clone() for name, t in load_file(folder / "model.safetensors").items()}
+    save_file({n: t for n, t in tensors.items() if "layers.1.mlp.up_proj" not in n}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj"):
+        LlamaGuard(str(folder))
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(CheckpointError, match="chat template"):
+        LlamaGuard(str(folder))
+
+
+# Video filter ---------------------------------------------------------------------------------------------------------
+
+
+def classes_of(whole: Any, layers: Any, frames: Tensor) -> Tensor:
+    pictures = functional.interpolate(frames.permute(0, 3, 1, 2).float(), (28, 28), mode="bicubic", antialias=True)
+    with torch.no_grad():
+        features = whole.get_image_features(pixel_values=pictures.round().clamp(0, 255) / 127.5 - 1)
+        features = getattr(features, "pooler_output", features)
+        return layers(features / features.norm(dim=-1, keepdim=True))
+
+
+def test_the_video_filter_judges_as_the_package_s_features_do(tmp_path: Path) -> None:
+    folder, whole, layers = make_video_filter(tmp_path)
+    frames = video(11)
+    seen: list[Tensor] = []
+    guard = VideoFilter(str(folder))
+    guard._model["classifier"].register_forward_hook(lambda *call: seen.append(call[2]))
+    guard.check_video(frames)
+    torch.testing.assert_close(torch.cat(seen), classes_of(whole, layers, frames), rtol=1e-4, atol=1e-5)
+    for kind, word in ((0, None), (2, "frame 0 shows violence"), (6, "self-harm")):
+        with torch.no_grad():
+            layers[6].bias.fill_(-100.0)[kind] = 100.0
+        write_classifier(folder, layers)
+        verdict = VideoFilter(str(folder)).check_video(frames)
+        assert verdict.is_safe == (word is None) and (word or "") in verdict.message
+
+
+def test_one_bad_frame_is_enough_and_numbers_that_are_not_finite_clear_nothing(root: Path) -> None:
+    guard = VideoFilter(str(root / "nvidia" / "Cosmos-Guardrail1" / "video_content_safety_filter"))
+    logits = torch.eye(7)[[0, 0, 3]]
+    guard._model["classifier"].register_forward_hook(lambda *_: logits)
+    assert guard.check_video(video(3)) == Verdict(False, "frame 2 shows drugs")
+    logits = torch.full((3, 7), float("nan"))
+    assert not guard.check_video(video(3)).is_safe
+
+
+def test_a_filter_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    folder, _, layers = make_video_filter(tmp_path)
+    torch.save({"model": {"network.layers.0.weight": torch.zeros(12, 16)}}, folder / "safety_filter.pt")
+    with pytest.raises(CheckpointError, match=r"safety_filter\.pt is no filter of 7 classes"):
+        VideoFilter(str(folder))
+    write_classifier(folder, layers)
+    (folder / "models--google--siglip-so400m-patch14-384" / "refs" / "main").unlink()
+    VideoFilter(str(folder))  # the only snapshot there is
+    (folder / "models--google--siglip-so400m-patch14-384" / "snapshots" / "abc").rename(folder / "elsewhere")
+    with pytest.raises(CheckpointError, match="expected one snapshot of SigLIP, found 0"):
+        VideoFilter(str(folder))
+
+
+# Face blur ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_released_face_detector_has_these_names_and_sizes() -> None:
+    """Names and sizes of Resnet50_Final.pth; 456 entries as the published class has, whose scores, boxes and kept boxes
+    were equal on random weights (largest difference 4e-6 pixels of the anchors, none of the scores)."""
+    with torch.device("meta"):
+        state = RetinaFace().state_dict()
+    assert len(state) == 456
+    body = sum(tensor.numel() for name, tensor in state.items() if name.startswith("body.") and is_weight(name))
+    assert body == 23_508_032  # a ResNet-50 without its head
+    sizes = {
+        "body.conv1.weight": [64, 3, 7, 7],
+        "body.layer1.0.downsample.0.weight": [256, 64, 1, 1],
+        "fpn.merge1.0.weight": [256, 256, 3, 3],
+        "ssh1.conv7x7_3.1.running_mean": [64],
+        "ssh3.conv7X7_2.0.weight": [64, 64, 3, 3],
+        "ClassHead.0.conv1x1.weight": [4, 256, 1, 1],
+        "BboxHead.2.conv1x1.bias": [8],
+        "LandmarkHead.1.conv1x1.weight": [20, 256, 1, 1],
+    }
+    assert {name: list(state[name].shape) for name in sizes} == sizes
+
+
+def is_weight(name: str) -> bool:
+    return not name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def test_faces_are_covered_and_the_rest_is_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, network = make_face_blur(tmp_path)
+    blur = FaceBlur(str(folder))
+    frames = video(2, 64, 80)
+    boxes, scores = network(
+        frames[0].permute(2, 0, 1)[None].flip(1).float() - torch.tensor([[[104.0]], [[117]], [[123]]])
+    )
+    assert boxes.shape == (1, len(anchors(64, 80)), 4) and scores.shape == boxes.shape[:2]
+    given: list[Tensor] = []
+
+    def found(x: Tensor) -> tuple[Tensor, Tensor]:
+        given.append(x)
+        return torch.tensor([[[-10.0, 4, 30, 44], [60, 60, 75, 75], [0, 0, 64, 64]]]), torch.tensor([[0.9, 0.9, 0.6]])
+
+    monkeypatch.setattr(blur._model, "forward", found)
+    covered = blur.postprocess(frames)
+    assert torch.equal(given[0][0, 0], frames[0, :, :, 2].float() - 104)  # blue first
+    assert torch.equal(frames, video(2, 64, 80))
+    inside = torch.zeros(64, 80, dtype=torch.bool)
+    inside[4:44, :30] = True  # the second is smaller than 20 x 20, the third not sure
+    assert torch.equal(covered[:, ~inside], frames[:, ~inside])
+    square = frames[0, 4:12, :6].float().mean(dim=(0, 1)).round()
+    assert (covered[0, 4:12, :6].float() == square).all()  # one of 5 x 5
+
+
+def test_boxes_that_overlap_a_surer_one_are_one_face() -> None:
+    boxes = torch.tensor([[0.0, 0, 20, 20], [1, 1, 21, 21], [50, 50, 80, 80], [0, 0, 20, 20]])
+    kept = distinct_boxes(boxes, torch.tensor([0.8, 0.95, 0.9, 0.5]))
+    assert kept.tolist() == [[1, 1, 21, 21], [50, 50, 80, 80]]
+    assert distinct_boxes(boxes, torch.zeros(4)).shape == (0, 4)
+    with pytest.raises(CheckpointError, match="not finite"):
+        distinct_boxes(boxes * float("nan"), torch.ones(4))
+    frame = video(1)[0]
+    cover(frame, -50, -50, -10, -10)  # outside
+    assert torch.equal(frame, video(1)[0])
+
+
+def test_another_file_is_no_face_detector(tmp_path: Path) -> None:
+    folder, network = make_face_blur(tmp_path, prefix="")
+    assert FaceBlur(str(folder))._model.fpn.output1[0].out_channels == 8
+    torch.save({n: t for n, t in network.state_dict().items() if "ssh2" not in n}, folder / "Resnet50_Final.pth")
+    with pytest.raises(CheckpointError, match=r"ssh2\.conv3X3"):
+        FaceBlur(str(folder))
+    torch.save({"x": torch.zeros(1)}, folder / "Resnet50_Final.pth")
+    with pytest.raises(CheckpointError, match=re.escape("it has no body.conv1.weight")):
+        FaceBlur(str(folder))
+
+
+# Together -------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_that_were_downloaded_are_used_and_named_ones_must_be_there(root: Path, tmp_path: Path) -> None:
+    runner = create_guardrail(GuardrailConfig(checkpoint_dir=str(root)))
+    assert runner is not None
+    parts = [*runner.guardrails, *runner.of_videos, *runner.editors]
+    assert [part.name for part in parts] == ["blocklist", "llama_guard", "video_filter", "face_blur"]
+    line = status_line(GuardrailConfig(), PromptRefinerConfig(), runner)
+    assert "not downloaded" not in line and "video_filter (" in line
+    light = create_guardrail(GuardrailConfig(checkpoint_dir=str(root)), with_networks=False)
+    assert light is not None and [part.name for part in light.guardrails] == ["blocklist"] and not light.of_videos
+    assert [part.name for part in create_text_guardrail_runner(str(root)).guardrails] == ["blocklist", "llama_guard"]
+    of_videos = create_video_guardrail_runner(str(root))
+    assert len(of_videos.of_videos) == len(of_videos.editors) == 1 and not of_videos.guardrails
+    for part in ("Llama-Guard", "video_filter", "Face-Blur"):
+        for with_networks in (True, False):
+            config = GuardrailConfig(checkpoint_dir=str(tmp_path), parts=["blocklist", part])
+            with pytest.raises(CheckpointError, match=rf"'{part}'.*does not exist.*--all_guardrails"):
+                create_guardrail(config, with_networks=with_networks)
+    with pytest.raises(CheckpointError, match="video_filter"):
+        create_video_guardrail_runner(str(tmp_path))
+    (tmp_path / "meta-llama" / "Llama-Guard-3-8B").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="Llama-Guard-3-8B"):
+        create_guardrail(GuardrailConfig(checkpoint_dir=str(tmp_path)))  # a download that stopped
+
+
+class _Video:
+    name = "eyes"
+
+    def __init__(self, verdict: Verdict | Exception, edited: int | Exception = 0) -> None:
+        self.verdict, self.edited = verdict, edited
+
+    def check_video(self, frames_F_H_W_C: Tensor) -> Verdict:
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        return self.verdict
+
+    def postprocess(self, frames_F_H_W_C: Tensor) -> Tensor:
+        if isinstance(self.edited, Exception):
+            raise self.edited
+        return torch.full_like(frames_F_H_W_C, self.edited)
+
+
+def test_a_video_is_refused_edited_or_withheld() -> None:
+    frames = video().permute(3, 0, 1, 2)
+    assert checked_frames(None, frames) is frames and checked_frames(GuardrailRunner(), frames) is frames
+    fine = _Video(Verdict(True), 7)
+    assert torch.equal(checked_frames(GuardrailRunner((), [fine]), frames), frames)
+    assert (checked_frames(GuardrailRunner((), [fine], [fine]), frames) == 7).all()
+    with pytest.raises(BlockedError, match="refused: eyes: too bright"):
+        checked_frames(GuardrailRunner((), [_Video(Verdict(False, "too bright"))], [fine]), frames)
+    with pytest.raises(BlockedError, match=r"eyes: the check failed \(RuntimeError: no memory"):
+        checked_frames(GuardrailRunner((), [_Video(RuntimeError("no memory"))]), frames)
+    with pytest.raises(BlockedError, match=r"withheld: eyes failed \(no memory"):
+        checked_frames(GuardrailRunner((), [], [_Video(Verdict(True), RuntimeError("no memory"))]), frames)
