@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from tests.data.sources_lerobot import write_json
+from tests.data import lerobot_files
 
 LENGTH = 72
 REST = slice(20, 32)  # frames at which nothing moves
@@ -172,16 +172,39 @@ def write_robot(folder: Path, name: str, version: str = "v2.1", *, episodes: int
     """A data set of this layout; every second episode failed where it says so."""
     layout = LAYOUTS[name]
     motions = [motion(i, WIDTHS.get(name, 7), layout.fps, length) for i in range(episodes)]
-    tables, videos = [], []
+    tables, films = [], []
     for m in motions:
         columns = {
             key: values if values.dtype == bool else values.astype(numpy.float32)
             for key, values in layout.columns(m).items()
         }
         tables.append({key: values[:, 0] if values.shape[1:] == (1,) else values for key, values in columns.items()})
-        videos.append({camera: pictures(m, layout.size, k) for k, camera in enumerate(layout.cameras)})
-    (write_v2 if version.startswith("v2") else write_v3)(folder, layout, version, tables, videos)
+        films.append({camera: pictures(m, layout.size, k) for k, camera in enumerate(layout.cameras)})
+    features = {**_features(layout, tables[0]), **lerobot_files.COUNTERS}
+    if not layout.has_videos:
+        for table, film in zip(tables, films, strict=True):
+            table |= {camera: lerobot_files.png(film.pop(camera)) for camera in layout.cameras}
+    tasks = [TASKS[i % len(TASKS)] for i in range(episodes)]
+    made = lerobot_files.Recordings(layout.robot, layout.fps, tasks, tables, films, features, layout.fps)
+    if version.startswith("v2"):
+        lerobot_files.write_v2(folder, version, made)
+    else:
+        lerobot_files.write_v3(folder, made, episodes)
     return folder
+
+
+def _features(layout: Layout, table: Columns) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        key: {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": layout.names.get(key)}
+        for key, values in table.items()
+    }
+    film = {
+        "dtype": "video" if layout.has_videos else "image",
+        "shape": [*layout.size, 3],
+        "names": ["height", "width", "channels"],
+        "info": {"video.fps": layout.fps, "video.codec": "av1"},
+    }
+    return found | dict.fromkeys(layout.cameras, film)
 
 
 def pictures(m: Motion, size: tuple[int, int], camera: int) -> numpy.ndarray:
@@ -195,117 +218,3 @@ def pictures(m: Motion, size: tuple[int, int], camera: int) -> numpy.ndarray:
         colour = numpy.array([230, 40, 40] if m.held[k] > 0.5 else [40, 230, 40])
         video[k] = (1 - spot) * (90 + 25 * camera + stripes) + spot * colour
     return video.round().astype(numpy.uint8)
-
-
-def counters(episode: int, length: int, first: int, fps: int) -> Columns:
-    frames = numpy.arange(length)
-    return {
-        "timestamp": (frames / fps).astype(numpy.float32),
-        "frame_index": frames,
-        "episode_index": numpy.full(length, episode),
-        "index": first + frames,
-        "task_index": numpy.full(length, episode % len(TASKS)),
-    }
-
-
-def write_v2(folder: Path, layout: Layout, version: str, tables: list[Columns], videos: list[Columns]) -> None:
-    from cosmos_predict2.data.lerobot.writer import DATA_PATH, VIDEO_PATH, write_lines, write_table
-
-    first = 0
-    for i, (table, shown) in enumerate(zip(tables, videos, strict=True)):
-        length = len(next(iter(table.values())))
-        path = folder / DATA_PATH.format(episode_chunk=0, episode_index=i)
-        encoded = {} if layout.has_videos else {camera: png(video) for camera, video in shown.items()}
-        write_table(path, {**table, **encoded, **counters(i, length, first, layout.fps)})
-        for camera, video in shown.items() if layout.has_videos else ():
-            write_film(
-                folder / VIDEO_PATH.format(episode_chunk=0, episode_index=i, video_key=camera), video, layout.fps
-            )
-        first += length
-    meta, lengths = folder / "meta", [len(next(iter(table.values()))) for table in tables]
-    index = [{"episode_index": i, "tasks": [TASKS[i % 2]], "length": n} for i, n in enumerate(lengths)]
-    write_lines(meta / "episodes.jsonl", index)
-    write_lines(meta / "tasks.jsonl", [{"task_index": k, "task": task} for k, task in enumerate(TASKS)])
-    write_lines(meta / "episodes_stats.jsonl", [{"episode_index": i, "stats": {}} for i in range(len(tables))])
-    write_info(folder, layout, version, tables, data_path=DATA_PATH, video_path=VIDEO_PATH)
-
-
-def write_v3(folder: Path, layout: Layout, version: str, tables: list[Columns], videos: list[Columns]) -> None:
-    from cosmos_predict2.data.lerobot.writer import write_table
-
-    index: dict[str, list[Any]] = {}
-    rows, before = [], 0
-    for i, table in enumerate(tables):
-        length = len(next(iter(table.values())))
-        rows.append({**table, **counters(i, length, before, layout.fps)})
-        entry: dict[str, Any] = {"episode_index": i, "tasks": [TASKS[i % 2]], "length": length}
-        entry |= {"dataset_from_index": before, "dataset_to_index": before + length}
-        for camera in layout.cameras:
-            times = {"from_timestamp": before / layout.fps, "to_timestamp": (before + length) / layout.fps}
-            entry |= {f"videos/{camera}/{key}": value for key, value in times.items()}
-        for what in ("data", *(f"videos/{camera}" for camera in layout.cameras)):
-            entry |= {f"{what}/chunk_index": 0, f"{what}/file_index": 0}
-        for key, value in entry.items():
-            index.setdefault(key, []).append(value)
-        before += length
-    joined = {key: numpy.concatenate([row[key] for row in rows]) for key in rows[0]}
-    write_table(folder / "data/chunk-000/file-000.parquet", joined)
-    for camera in layout.cameras:
-        film = numpy.concatenate([shown[camera] for shown in videos])
-        write_film(folder / f"videos/{camera}/chunk-000/file-000.mp4", film, layout.fps)
-    write_table(folder / "meta/episodes/chunk-000/file-000.parquet", index)
-    tasks = {"task_index": list(range(len(TASKS))), "__index_level_0__": list(TASKS)}
-    write_table(folder / "meta/tasks.parquet", tasks)
-    paths = dict(
-        data_path="data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-        video_path="videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
-    )
-    write_info(folder, layout, version, tables, **paths)
-
-
-def png(frames: numpy.ndarray) -> list[dict[str, Any]]:
-    import io
-
-    from PIL import Image
-
-    found = []
-    for k, frame in enumerate(frames):
-        content = io.BytesIO()
-        Image.fromarray(frame).save(content, "PNG")
-        found.append({"bytes": content.getvalue(), "path": f"frame_{k:06d}.png"})
-    return found
-
-
-def write_film(path: Path, frames: numpy.ndarray, fps: int) -> None:
-    import torch
-
-    from cosmos_predict2.data.video.media import write_video
-
-    write_video(path, torch.from_numpy(frames).permute(3, 0, 1, 2), fps)
-
-
-def write_info(folder: Path, layout: Layout, version: str, tables: list[Columns], **paths: str) -> None:
-    features: dict[str, Any] = {}
-    for key, values in {**tables[0], **counters(0, 1, 0, layout.fps)}.items():
-        shape = list(values.shape[1:]) or [1]
-        features[key] = {"dtype": str(values.dtype), "shape": shape, "names": layout.names.get(key)}
-    for camera in layout.cameras:
-        features[camera] = {
-            "dtype": "video" if layout.has_videos else "image",
-            "shape": [*layout.size, 3],
-            "names": ["height", "width", "channels"],
-            "info": {"video.fps": layout.fps, "video.codec": "av1"},
-        }
-    lengths = [len(next(iter(table.values()))) for table in tables]
-    content = {
-        "codebase_version": version,
-        "robot_type": layout.robot,
-        "total_episodes": len(tables),
-        "total_frames": sum(lengths),
-        "chunks_size": 1000,
-        "fps": layout.fps,
-        "splits": {"train": f"0:{len(tables)}"},
-        "features": features,
-        **paths,
-    }
-    write_json(folder / "meta" / "info.json", content)

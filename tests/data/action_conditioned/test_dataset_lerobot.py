@@ -19,6 +19,7 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError
 from tests.data import sources_lerobot as made
+from tests.data.lerobot_files import write_film
 from tests.data.sources_lerobot import FRONT, LENGTHS, grey
 from tests.findings import problems
 
@@ -162,7 +163,7 @@ def test_missing_files_stop_the_run_or_are_left_out_with_a_count(root: Path, cap
 
 
 def test_a_video_shorter_than_its_table_is_refused_before_training(root: Path) -> None:
-    made.write_front(root / f"videos/chunk-000/{FRONT}/episode_000002.mp4", made.front(2)[:-2], made.FPS)
+    write_film(root / f"videos/chunk-000/{FRONT}/episode_000002.mp4", made.front(2)[:-2], made.FPS)
     with pytest.raises(DataError, match=r"episode_000002\.mp4"):
         dataset(root)
     assert len(dataset(root, skip_bad_samples=True)) > 0
@@ -170,7 +171,7 @@ def test_a_video_shorter_than_its_table_is_refused_before_training(root: Path) -
 
 def with_actions(root: Path, episode: int, rows: numpy.ndarray) -> None:
     path = root / f"data/chunk-000/episode_{episode:06d}.parquet"
-    write_table(path, {**made.table(root, episode), "action": rows.astype(numpy.float32)})
+    write_table(path, {**made.table(episode), "action": rows.astype(numpy.float32)})
 
 
 def test_actions_that_are_not_finite_are_reported(root: Path) -> None:

@@ -150,7 +150,7 @@ def test_the_only_column_of_actions_and_the_only_camera_need_no_name(v2: Path) -
     features["image"] = features.pop(WRIST)
     del features[FRONT]
     change_json(v2 / "meta/info.json", features=features)
-    table = made.table(v2, 1)
+    table = made.table(1)
     table["actions"], table["image"] = table.pop("action"), table.pop(WRIST)
     write_table(v2 / "data/chunk-000/episode_000001.parquet", table)
     source = LeRobotSource.open(v2)
@@ -169,7 +169,7 @@ def gr1_modality() -> dict:
 def test_gr1_is_29_numbers_in_its_own_order(v2: Path) -> None:
     made.write_json(v2 / "meta/modality.json", gr1_modality())
     rows = numpy.arange(LENGTHS[0] * 35, dtype=numpy.float32).reshape(LENGTHS[0], 35)
-    write_table(v2 / "data/chunk-000/episode_000000.parquet", {**made.table(v2, 0), "action": rows})
+    write_table(v2 / "data/chunk-000/episode_000000.parquet", {**made.table(0), "action": rows})
     source = LeRobotSource.open(v2)
     parts = source.action_parts(embodiment="gr1")
     assert source.width(parts) == 29
@@ -192,7 +192,7 @@ def test_an_episode_of_several_tasks_has_the_one_of_the_frame(
     rows = [json.loads(line) for line in (v2 / "meta/episodes.jsonl").read_text().splitlines()]
     rows[0]["tasks"] = ["push the puck", "open the drawer"]
     (v2 / "meta/episodes.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    table = made.table(v2, 0) | {"task_index": numpy.array([0, 0, 0, 1, 1, 1, 1])}
+    table = made.table(0) | {"task_index": numpy.array([0, 0, 0, 1, 1, 1, 1])}
     write_table(v2 / "data/chunk-000/episode_000000.parquet", table)
     source = LeRobotSource.open(v2)
     assert [source.caption(0, frame) for frame in (0, 2, 3)] == ["push the puck", "push the puck", "open the drawer"]
@@ -228,11 +228,11 @@ def _modality(action: dict) -> Damage:
 
 
 def _table(**columns: object) -> Damage:
-    return lambda root: write_table(root / TABLE, {**made.table(root, 1), **columns})
+    return lambda root: write_table(root / TABLE, {**made.table(1), **columns})
 
 
 def _without(*columns: str) -> Damage:
-    return lambda root: write_table(root / TABLE, {k: v for k, v in made.table(root, 1).items() if k not in columns})
+    return lambda root: write_table(root / TABLE, {k: v for k, v in made.table(1).items() if k not in columns})
 
 
 def _shorter_clip(root: Path) -> None:
@@ -243,7 +243,7 @@ def _shorter_clip(root: Path) -> None:
 
 
 def _first_table_lost(root: Path) -> None:
-    write_table(root / "data/chunk-000/file-000.parquet", made.table(root, 1))
+    write_table(root / "data/chunk-000/file-000.parquet", made.table(1))
 
 
 def _nothing(_: object) -> None: ...
@@ -286,7 +286,7 @@ WIDE_WAIST = gr1_modality()["action"] | {"waist": {"start": 32, "end": 36}}
         ("v2.1", lambda root: (root / TABLE).unlink(), _rows, r"episode_000001\.parquet"),
         ("v3.0", lambda root: (root / f"videos/{FRONT}/chunk-000/file-000.mp4").unlink(), _front, r"file-000\.mp4"),
         ("v3.0", _shorter_clip, _front, r"file-000\.mp4"),
-        ("v2.1", lambda root: write_table(root / TABLE, made.table(root, 0)), _rows, r"7 rows.* 5"),
+        ("v2.1", lambda root: write_table(root / TABLE, made.table(0)), _rows, r"7 rows.* 5"),
         ("v2.1", _table(episode_index=numpy.full(5, 2)), _rows, "episode 2"),
         ("v3.0", _first_table_lost, lambda source: source.episode(0), "rows"),
         ("v2.1", _table(action=[[1.0, 2.0, 3.0]] * 4 + [[1.0, 2.0]]), _rows, "'action'"),
@@ -328,7 +328,7 @@ def test_missing_files_are_listed(v2: Path) -> None:
 
 
 def test_a_damaged_picture_is_reported_and_a_path_is_followed(v2: Path) -> None:
-    table = made.table(v2, 1)
+    table = made.table(1)
     table[WRIST][2]["bytes"] = b"no picture"
     picture = table[WRIST][3]
     (v2 / "there.png").write_bytes(picture["bytes"])

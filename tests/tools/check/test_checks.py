@@ -453,7 +453,7 @@ def test_rates_that_contradict_each_other_and_constant_numbers_are_told(robot: P
     info = json.loads((robot / "meta/info.json").read_text())
     made.write_json(robot / "meta/info.json", {**info, "fps": 2 * info["fps"]})
     for i in range(3):
-        table = made.table(robot, i)
+        table = made.table(i)
         table["action"] = made.action(i) * np.float32([1, 0, 1])
         write_table(robot / f"data/chunk-000/episode_{i:06d}.parquet", table)
     told = f"meta/info.json has fps 20, but the videos of '{made.FRONT}' have 10 frames per second", "never changes"
@@ -493,7 +493,7 @@ def test_faults_of_a_lerobot_data_set_are_found(
 
 
 def test_numbers_of_an_action_that_are_none_are_a_fault(robot: Path) -> None:
-    table = made.table(robot, 1)
+    table = made.table(1)
     table["action"] = np.where(np.arange(5)[:, None] == 3, np.nan, made.action(1))
     write_table(robot / "data/chunk-000/episode_000001.parquet", table)
     code, record = check(robot, "--num_frames", "6")
