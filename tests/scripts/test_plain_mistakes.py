@@ -12,6 +12,8 @@ import pytest
 from cosmos_predict2.compat.rlinf.files import load_embodiment
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
+from tests.data.video_files import write_stream
+from tests.programs import call
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(
@@ -54,7 +56,7 @@ def test_no_program_takes_numbers_that_are_none(program: str, capsys: pytest.Cap
             assert left.value.code == 2 and flag.lstrip("-") in capsys.readouterr().err
 
 
-# program, arguments, what the message names; {out} is a new path
+# program, arguments, what the message names; {out} is a new path, and {data} a folder with a clip
 MISTAKES = [
     *(
         (program, [*words, "--device", device], device)
@@ -108,6 +110,33 @@ MISTAKES = [
     ("train_policy", ["--out", "{out}", "--lr", "1e300"], "--lr"),
     ("train_policy", ["--out", "{out}", "--seed", SEED_OF_80_BITS], "--seed"),
     ("extract_images_from_videos", ["--data", "x", "--out", "{out}", "--workers", "1600000001"], "--workers"),
+    ("cache_latents", ["--data", "{data}", "--tokenizer", "tiny", "--workers", "-1"], "--workers"),
+    ("cache_latents", ["--data", "{data}", "--tokenizer", "tiny", "--size", "0", "0"], "size=(0, 0)"),
+    ("cache_latents", ["--data", "{data}", "--tokenizer", "tiny", "--size", "50", "48"], "size=(50, 48)"),
+    ("caption_videos", ["--data", "{data}", "--command", "{video}", "--timeout", "0"], "--timeout"),
+    ("check_dataset", ["{data}", "--video_size", "0", "0"], "video_size"),
+    ("convert", ["RUN", "{out}.pt", "--merge-lora", "--lora_alpha", "nan"], "--lora_alpha"),
+    ("convert", ["RUN", "{out}", "--to", "diffusers", "--rope_scale", "0", "1", "1"], "--rope_scale"),
+    ("doctor", ["--limit", "-1"], "--limit"),
+    (
+        "encode_prompts",
+        ["--prompt", "x", "--text_encoder", "bytes", "--out", "{out}.safetensors", "--width", "-1"],
+        "width",
+    ),
+    ("evaluate_world_model", ["--dit_path", "RUN", "--num_clips", "0"], "--num_clips"),
+    ("evaluate_world_model", ["--dit_path", "RUN", "--out", "/proc/x/y"], "/proc/x/y cannot be written"),
+    ("fit_tiny_tokenizer", ["--out", "{out}", "--minutes", "0", "--seed", "-1"], "--seed"),
+    ("fit_tiny_tokenizer", ["--out", "{out}.json", "--minutes", "0"], "--out"),
+    ("fit_tiny_tokenizer", ["--data", "{data}", "--out", "{out}", "--video_size", "50", "64"], "--video_size 50 64"),
+    ("get_t5_embeddings", ["--data", "{data}", "--text_encoder", "bytes", "--width", "0"], "--text_width"),
+    ("get_t5_embeddings", ["--data", "{data}", "--text_encoder", "bytes", "--batch_size", "0"], "--batch_size"),
+    ("make_toy_world", ["--out", "{out}", "--seed", "-1"], "--seed"),
+    ("make_toy_world", ["--out", "{out}", "--seed", str(2**63)], "--seed"),
+    ("make_toy_world", ["--out", "{out}", "--episodes", "0"], "--episodes"),
+    ("prepare_agibot_fisheye_data", ["--split_only", "--data_dir", "{data}", "--window_size", "nan"], "--window_size"),
+    ("prepare_agibot_fisheye_data", ["--data_dir", "{data}", "--task_ids", "../x"], "--task_ids"),
+    ("prepare_agibot_fisheye_data", ["--data_dir", "{data}", "--camera", "../x"], "--camera"),
+    ("prepare_lerobot_data", ["--repo_id", "me/..", "--out", "{out}"], "--repo_id"),
 ]
 
 
@@ -115,15 +144,12 @@ MISTAKES = [
 def test_a_mistake_is_a_message_that_names_it(
     program: str, words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module(f"scripts.{program}")
-    given = [word.replace("{out}", str(tmp_path / "out")) for word in words]
-    try:
-        code = command_line.main(module.parser, module.run, given)
-    except SystemExit as left:
-        code = int(left.code or 0)
-    error = capsys.readouterr().err
+    (tmp_path / "data/videos").mkdir(parents=True)
+    write_stream(tmp_path / "data/videos/a.mp4", 5)
+    given = [word.replace("{out}", f"{tmp_path}/out").replace("{data}", f"{tmp_path}/data") for word in words]
+    code, error = call(importlib.import_module(f"scripts.{program}"), *given), capsys.readouterr().err
     assert code == 2 and named in error, error
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.mp4"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imaginaire.config.compose import compose, split_arguments, unknown_flag
+from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError
 
 FOREIGN = ("hydra.cc", "To append to your config", "full_key", "object_type", "multirun", "Config search path")
@@ -147,23 +147,3 @@ def test_a_config_file_that_does_not_work(
 def test_a_config_path_that_does_not_exist(config: str, tmp_path: Path) -> None:
     assert f"mean {config}" in message(str(tmp_path / "confg.py"))
     assert "no/config.py" in message("no/config.py") and "--config" in message("")
-
-
-@pytest.mark.parametrize("words", [["--", "a=b", "--dryrun"], ["a=b", "--config=x.py"], ["--", "a=b", "--", "c=d"]])
-def test_a_flag_in_the_wrong_place(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="--"):
-        split_arguments(words)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--experiment", "x"], "-- experiment=x"),
-        (["--experiment"], "-- experiment=NAME"),
-        (["--optimizer.lr=1"], "-- optimizer.lr=1"),
-        (["--dry-run"], "mean --dryrun?"),
-    ],
-)
-def test_an_unknown_flag_proposes_what_was_meant(arguments: list[str], named: str) -> None:
-    flags, overrides = split_arguments(arguments)
-    assert named in str(unknown_flag(flags[0], overrides))
