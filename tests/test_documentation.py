@@ -16,10 +16,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from examples.video2world import parse
+from examples import video2world, video2world_action
 from imaginaire.config.compose import compose
 from tests.programs import HANG_S, warm_python
 
@@ -197,14 +199,15 @@ def rows(page: Path, heading: str) -> dict[str, list[str]]:
     return {first.strip(" `"): rest for first, *rest in cells}
 
 
-def test_the_inference_page_has_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("program", [video2world, video2world_action], ids=lambda program: program.__name__)
+def test_an_inference_page_has_every_flag_with_its_default(program: ModuleType, capsys: Any) -> None:
     with pytest.raises(SystemExit):
-        parse(["--help"])
+        program.parse(["--help"])
     flags = set(re.findall(r"^  (--\w+)", capsys.readouterr().out, re.MULTILINE))
-    documented = rows(ROOT / "documentations" / "inference_video2world_flags.md", "All flags")
-    assert len(flags) > 30
-    assert set(documented) == flags
-    for name, value in vars(parse([])).items():
+    page = ROOT / f"documentations/inference_{program.__name__.rpartition('.')[2]}_flags.md"
+    documented = rows(page, "All flags")
+    assert set(documented) == flags and len(flags) > 30
+    for name, value in vars(program.parse([])).items():
         if f"--{name}" in documented and value not in (None, "", []):
             default = documented[f"--{name}"][0].strip("`")
             assert default == ("off" if value is False else str(value)), f"--{name}: {default}"

@@ -23,7 +23,7 @@ from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError
 from tests.checkpoints.nets import SMALL, transform_tensor
 from tests.data import sources_lerobot as made
-from tests.test_documentation import ROOT, rows
+from tests.test_documentation import ROOT
 
 FAST = ["--num_steps", "2", "--device", "cpu"]
 
@@ -338,18 +338,6 @@ def test_weights_without_actions_are_refused_before_a_transform_is_asked_for(
     assert main([*flags, "--dit_path", str(tmp_path / "weights.pt"), "--save_path", str(tmp_path / "out.mp4")]) == 2
     error = capsys.readouterr().err
     assert "without actions: use examples/video2world.py" in error and "--action_transform" not in error
-
-
-def test_the_page_has_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    flags = set(re.findall(r"^  (--\w+)", capsys.readouterr().out, re.MULTILINE))
-    documented = rows(ROOT / "documentations" / "inference_video2world_action_flags.md", "All flags")
-    assert set(documented) == flags and len(flags) > 40
-    for name, value in vars(parse([])).items():
-        if f"--{name}" in documented and value not in (None, "", []):
-            default = documented[f"--{name}"][0].strip("`")
-            assert default == ("off" if value is False else str(value)), f"--{name}: {default}"
 
 
 def test_settings_in_a_file_are_the_same_flags(bridge: Path, pose_weights: str, tmp_path: Path, capsys: Any) -> None:
