@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE, to_diffusers_name
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from imaginaire.errors import DataError
 from tests.goldens import Golden, Value
 
 AREA = "tokenizer"
@@ -115,25 +114,6 @@ def test_half_precision_with_float32_constants_is_within_its_noise(build: Build,
     assert latent.dtype == torch.float32  # of the video
     io["bf16.latent"].compare(latent, **BF16_LATENT)
     io[f"t{t}.latent"].compare(latent, **BF16_LATENT)
-
-
-def test_latents_of_a_prefix_are_a_prefix_of_the_latents(build: Build, golden: Golden, io: Value) -> None:
-    tokenizer = build(temporal_window=4)
-    video = _video(io, max(_frames(golden)))
-    whole = tokenizer.encode(video)
-    pixels = tokenizer.decode(whole)
-    for k in range(1, video.shape[2], 4):
-        num_latents = tokenizer.get_latent_num_frames(k)
-        assert torch.equal(tokenizer.encode(video[:, :, :k]), whole[:, :, :num_latents])
-        assert torch.equal(tokenizer.decode(whole[:, :, :num_latents]), pixels[:, :, :k])
-
-
-def test_a_length_without_latents_is_refused(build: Build, golden: Golden, io: Value) -> None:
-    tokenizer, video = build(), _video(io, max(_frames(golden)))
-    for k in range(2, video.shape[2]):
-        if (k - 1) % tokenizer.temporal_compression_factor:
-            with pytest.raises(DataError, match=rf"{k} frames cannot be encoded"):
-                tokenizer.encode(video[:, :, :k])
 
 
 def test_released_names_and_shapes(golden: Golden) -> None:

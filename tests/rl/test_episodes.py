@@ -17,7 +17,6 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, replayed
 from cosmos_predict2.rl.interfaces import Decision
-from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.errors import ConfigError
 
 CHUNK = 2
@@ -235,34 +234,6 @@ def test_evaluations_keep_no_pictures() -> None:
     whole, bare = played(Counter(3, LENGTHS), 8), played(Counter(3, LENGTHS), 8, keep_record=False)
     assert not bare.record and bare.log_prob_M_E_K_N is None
     assert torch.equal(bare.actions_M_E_A_D, whole.actions_M_E_A_D)
-
-
-class OneByOne(ToyPolicy):
-    """Decides for each environment on its own, so that products have the same size in any company."""
-
-    def act(self, observation: Any, *, generators: Sequence[torch.Generator], **options: Any) -> Decision:
-        rows = [
-            super(OneByOne, self).act(
-                {name: value[i : i + 1] for name, value in observation.items()}, generators=[one], **options
-            )
-            for i, one in enumerate(generators)
-        ]
-        record = {name: torch.cat([row.record[name] for row in rows]) for name in rows[0].record}
-        log_prob = torch.cat([row.log_prob_E_K_N for row in rows])
-        return Decision(torch.cat([row.actions_E_A_D for row in rows]), record, log_prob)
-
-
-def test_the_toy_world_is_the_same_to_the_bit_in_any_company() -> None:
-    torch.manual_seed(0)
-    policy = OneByOne(width=16, noise=1.0)
-    world = dict(tasks=["touch_puck"], terminate_on_success=True, num_steps=60, keep_frames=True)
-    found = [
-        LocalRollout(policy, ToyEnv(num, **world), keep_frames=True).collect(starts(12))  # type: ignore[arg-type]
-        for num in (1, 5, 12)
-    ]
-    assert len(found[0].finish_step_E.unique()) > 3
-    for other in found[1:]:
-        require_equal(other, found[0])
 
 
 # --- which starts are played
