@@ -4,7 +4,7 @@
 import json
 import math
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -130,17 +130,26 @@ def test_true_pictures_obey_wholly_in_every_chunk(data: Path, monkeypatch: pytes
     assert fitted == [2 * (len(episodes.films) - 1)], "a short recording does not hide the later chunks of others"
 
 
-def test_doing_nothing_is_not_better_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clone that stands still has the success of starts at which the goal is met, and nothing to teach it by."""
+@pytest.fixture
+def attempted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The figures of a policy's true attempts in the toy world, whose imagined ends have values that rise evenly."""
     made = make_episodes(4, 0, mix=DRIVERS, first=2**19)
     actions = [torch.from_numpy(made.actions[i]).float() for i in range(4)]
     learnt = imagination_check.OutcomeEpisodes(torch.zeros(4), [], [], actions, made.success, ["push"] * 4)
-    count = imagination_check.GROUPS * imagination_check.MEMBERS
+    values = numpy.linspace(0, 1, imagination_check.GROUPS * imagination_check.MEMBERS)
     monkeypatch.setattr(imagination_check, "imagined_ends", lambda *given: (None, []))
-    monkeypatch.setattr(imagination_check, "judge", lambda *given: (numpy.linspace(0, 1, count), None))
-    with closing(suites.find("toy").env(imagination_check.AT_ONCE, SimpleNamespace(action_dim=4))) as env:
-        still: Any = NullPolicy("still", torch.zeros(1, 12, 4))
-        found: Any = imagination_check.true_attempts(still, env, ONE_VIEW, None, learnt)  # type: ignore[arg-type]
+    monkeypatch.setattr(imagination_check, "judge", lambda *given: (values, None))
+
+    def found(policy: Any) -> Any:
+        with closing(suites.find("toy").env(imagination_check.AT_ONCE, SimpleNamespace(action_dim=4))) as env:
+            return imagination_check.true_attempts(policy, env, ONE_VIEW, None, learnt)
+
+    return found
+
+
+def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any]) -> None:
+    """A clone that stands still has the success of starts at which the goal is met, and nothing to teach it by."""
+    found = attempted(NullPolicy("still", torch.zeros(1, 12, 4)))
     assert found["true_above_nothing"].value == 0 and math.isnan(found["within_starts"].value)
     assert found["greedy_above_sampled"].value == 0
     about = dict(explained=-0.01, low=-0.03, high=0.01, recordings=17)
@@ -194,13 +203,9 @@ def figures(**changes: Any) -> dict[str, Any]:
     return {"episodes": 90, "successes": 20, **right, **changes}
 
 
-def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_episodes(4, 0, mix=DRIVERS, first=2**19)
-    actions = [torch.from_numpy(made.actions[i]).float() for i in range(4)]
-    learnt = imagination_check.OutcomeEpisodes(torch.zeros(4), [], [], actions, made.success, ["push"] * 4)
-    count = imagination_check.GROUPS * imagination_check.MEMBERS
-    monkeypatch.setattr(imagination_check, "imagined_ends", lambda *given: (None, []))
-    monkeypatch.setattr(imagination_check, "judge", lambda *given: (numpy.linspace(0, 1, count), None))
+def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(
+    attempted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy, _ = read_policy(tiny_policy_path())
     act = policy.act
 
@@ -209,8 +214,7 @@ def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(monk
         return decision if mode == "greedy" else replace(decision, actions_E_A_D=-decision.actions_E_A_D)
 
     monkeypatch.setattr(policy, "act", shaken)
-    with closing(suites.find("toy").env(imagination_check.AT_ONCE, policy)) as env:
-        found: Any = imagination_check.true_attempts(policy, env, ONE_VIEW, None, learnt)  # type: ignore[arg-type]
+    found = attempted(policy)
     assert found["true_success"].value < 0.1 < found["greedy_above_sampled"].value
     gap = {"greedy_above_sampled": Estimate(0.53, 0.4, 0.66, 16)}
     assert judge(figures(), {"policy": gap}).verdict == "no"
