@@ -2,25 +2,40 @@
 """The training step: what it draws, what it trains, and what it refuses."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from cosmos_predict2.checkpoints.card import KEY
+from cosmos_predict2.conditioner import TEXT_KEY
 from cosmos_predict2.models.config import (
     Predict2ModelManagerConfig,
     Predict2p5Video2WorldModelConfig,
     Predict2Video2WorldModelConfig,
 )
+from cosmos_predict2.models.text import (
+    TrainingText,
+    TrainingTextConfig,
+    check_text,
+    encoder_text_width,
+    text_of_config,
+)
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.layers import Start
+from cosmos_predict2.pipelines.recorded_run import follow_text
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.reason1 import Reason1Encoder, Strategy, combine
+from cosmos_predict2.text.tiny_reason1 import TINY, write_tiny_reason1
 from cosmos_predict2.world_model.config import EMAConfig, FlowConfig
+from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from tests.findings import checked_model
 from tests.models.parts import make_batch, make_model, part
+from tests.text.folders import reason1_folder
 
 
 def test_gradient_reaches_every_parameter() -> None:
@@ -247,3 +262,172 @@ def test_clips_that_the_patches_do_not_fill_are_refused_with_their_size() -> Non
     narrow = {**batch, "video": batch["video"][..., :-4]}
     with pytest.raises(DataError, match="video_size"):
         model.training_step(narrow, 0)
+
+
+LEVELS = [0.5, 4.0, 80.0]
+
+
+def test_each_level_has_the_loss_of_that_level() -> None:
+    model = make_model(validation_sigmas=LEVELS)
+    batch = make_batch(positions=[0, 1])
+    output, loss = model.validation_step(batch, 0)
+    generators = model._generators(batch, "validation")
+    x0, condition = model.data_and_condition(batch, generators, is_fixed=True)
+    epsilon, _ = model.draw_noise(x0, False, generators)
+    singly = [model.loss(x0, epsilon, torch.full((2, 1), sigma), condition)[1] for sigma in LEVELS]
+    found = [output[name] for name in ("loss_sigma_0.5", "loss_sigma_4", "loss_sigma_80")]
+    assert torch.equal(torch.stack(found), torch.stack(singly))
+    assert torch.equal(loss, torch.stack(singly).mean())
+    assert len({value.item() for value in found}) == 3
+
+
+def test_every_validation_and_every_batch_draws_the_same_for_a_sample() -> None:
+    model = make_model(validation_sigmas=LEVELS)
+    batch = make_batch(positions=[7, 40])
+    first, again = (model.validation_step(batch, iteration)[1] for iteration in (0, 5))
+    alone = [model.validation_step(part(batch, i), 0)[1] for i in range(2)]
+    assert torch.equal(first, again)
+    torch.testing.assert_close(first, torch.stack(alone).mean())
+    assert not torch.equal(first, model.validation_step({**batch, "sample_position": torch.tensor([8, 40])}, 0)[1])
+
+
+def test_as_few_frames_are_given_as_the_config_allows_or_as_the_batch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(validation_sigmas=LEVELS, max_num_conditional_frames=2)
+    given: list[int] = []
+    loss = model.loss
+
+    def watched(x0: Any, epsilon: Any, sigma: Any, condition: Any) -> Any:
+        given.append(int(condition.condition_mask_B_1_T_H_W[:, 0, :, 0, 0].sum()))
+        return loss(x0, epsilon, sigma, condition)
+
+    monkeypatch.setattr(model, "loss", watched)
+    for position in range(8):
+        model.validation_step(make_batch(size=1, positions=[position]), 0)
+    assert set(given) == {1}
+    model.validation_step({**make_batch(size=1, positions=[0]), "num_conditional_frames": 2}, 0)
+    assert given[-1] == 2
+    given.clear()
+    for position in range(8):
+        model.training_step(make_batch(size=1, positions=[position]), 0)
+    assert set(given) == {1, 2}, "training draws every number, the largest too"
+
+
+def test_without_levels_they_are_drawn_as_in_training() -> None:
+    model = make_model(validation_sigmas=[])
+    batch = make_batch(positions=[0, 1])
+    output, loss = model.validation_step(batch, 0)
+    assert output["sigma"].shape == (2, 1)
+    assert output["sigma"][0] != output["sigma"][1]
+    assert torch.equal(loss, model.validation_step(batch, 3)[1])
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("levels", [LEVELS, []], ids=["fixed", "drawn"])
+def test_samples_of_weight_zero_do_not_count(reduce: str, levels: list[float]) -> None:
+    model = make_model(validation_sigmas=levels, loss_reduce=reduce)
+    batch = make_batch(positions=[3, 0])
+    weighted, loss = model.validation_step({**batch, "sample_weight": torch.tensor([1.0, 0.0])}, 0)
+    single, expected = model.validation_step(part(batch, 0), 0)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(weighted["edm_loss"], single["edm_loss"])
+    nothing, none = model.validation_step({**batch, "sample_weight": torch.zeros(2)}, 0)
+    assert none == 0 and torch.isfinite(nothing["edm_loss"])
+
+
+@pytest.mark.parametrize(
+    ("levels", "text"), [([0.0, 1.0], "above 0"), ([1.0, float("inf")], "above 0"), ([2.0, 2.0], "a level twice")]
+)
+def test_levels_that_are_none_are_refused(levels: list[float], text: str) -> None:
+    with pytest.raises(ConfigError, match=f"validation_sigmas.*{text}"):
+        make_model(validation_sigmas=levels)
+
+
+CPU = torch.device("cpu")
+
+
+def added(config: TrainingTextConfig, batch: dict[str, Any], size: int = 2) -> Any:
+    return TrainingText(config).added_to(batch, size, CPU)[TEXT_KEY]
+
+
+def test_one_embedding_is_that_of_every_sample_whatever_the_data_carry(tmp_path: Path) -> None:
+    embedding = torch.randn(1, 5, 6).bfloat16()
+    torch.save(embedding, tmp_path / "empty.pt")
+    text = added(TrainingTextConfig(constant_path=str(tmp_path / "empty.pt")), {TEXT_KEY: torch.zeros(3, 1, 1)}, 3)
+    assert torch.equal(text, embedding.expand(3, 5, 6)) and text.dtype == torch.bfloat16 and text.stride(0) == 0
+
+
+def test_an_encoder_replaces_what_the_data_carry() -> None:
+    config = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4))
+    text = added(config, {TEXT_KEY: torch.zeros(2, 1, 1), "ai_caption": ["push", ""]})
+    assert torch.equal(text, BytesEncoder(8, 4).encode(["push", ""]))
+
+
+def test_the_real_encoder_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason1_folder(tmp_path)
+    passes: list[int] = []
+    from cosmos_predict2.text import reason1
+
+    embed = reason1.embed
+    monkeypatch.setattr(reason1, "embed", lambda *arguments: passes.append(1) or embed(*arguments))
+    text = TrainingText(TrainingTextConfig(encoder=L(Reason1Encoder)(path=str(tmp_path), max_length=160)))
+    batch = {"ai_caption": ["push the box"] * 3}
+    first = text.added_to(batch, 3, CPU)[TEXT_KEY]
+    assert first.shape == (3, 160, 96) and torch.equal(first, text.added_to(batch, 3, CPU)[TEXT_KEY])
+    assert len(passes) == 1
+
+
+def test_the_tiny_twin_is_the_folder_that_it_writes_in_the_public_layout(tmp_path: Path) -> None:
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    write_tiny_reason1(tmp_path)
+    names = set(weights.read(str(tmp_path)))
+    assert {"model.layers.1.mlp.up_proj.weight", "visual.patch_embed.proj.weight", "lm_head.weight"} <= names
+    whole = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path).eval()
+    twin, read = (Reason1Encoder(path, max_length=160) for path in (TINY, str(tmp_path)))
+    assert twin.name == read.name and twin.width == Reason1Encoder.declared_width(TINY) == 64
+    ids = torch.tensor([twin.token_ids("push the red puck")])
+    with torch.no_grad():
+        states = whole(input_ids=ids, output_hidden_states=True).hidden_states[1:]
+    torch.testing.assert_close(twin.encode("push the red puck"), combine(states, "full_concat"), rtol=1e-4, atol=1e-4)
+    text = TrainingText(TrainingTextConfig(encoder=L(Reason1Encoder)(path=TINY, max_length=160)))
+    batch = {"ai_caption": ["push the red puck", "push the blue puck"]}
+    first, second = text.added_to(batch, 2, CPU)[TEXT_KEY]
+    assert torch.equal(first, twin.encode("push the red puck")[0]) and not torch.equal(first, second)
+
+
+def test_a_run_of_the_tiny_twin_is_followed_at_inference() -> None:
+    node = L(Reason1Encoder)(path=TINY, max_length=160)
+    made = text_of_config(TrainingTextConfig(encoder=node))
+    assert made is not None and (made.encoder, made.num_tokens, made.width) == ("reason1", 160, 64)
+    config = SimpleNamespace(text_encoder=L(BytesEncoder)(num_tokens=64, width=64))
+    recorded = {**node, "_target_": "cosmos_predict2.text.reason1.Reason1Encoder"}  # as a config.yaml has it
+    follow_text(config, made, "a run", recorded)
+    assert (config.text_encoder["path"], config.text_encoder["max_length"]) == (TINY, 160)
+
+
+@pytest.mark.parametrize("captions", [None, "push", ["push"]])
+def test_captions_that_are_not_one_a_sample_are_an_error_of_the_data(captions: Any) -> None:
+    config = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4))
+    with pytest.raises(DataError, match=r"a list of 2 texts"):
+        added(config, {"ai_caption": captions})
+
+
+def test_two_sources_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match="choose one"):
+        TrainingTextConfig(encoder=L(BytesEncoder)(), constant_path="x.pt")
+
+
+def test_a_file_that_is_not_there_shows_before_anything_is_built() -> None:
+    assert list(check_text({"constant_path": ""}, {})) == []
+    (problem,) = check_text({"constant_path": "no/such.pt"}, {})
+    assert str(problem).startswith("model.config.text.constant_path: no/such.pt does not exist")
+
+
+def test_an_encoder_tells_its_width_before_it_is_built(tmp_path: Path) -> None:
+    assert encoder_text_width(L(BytesEncoder)()) == BytesEncoder().width
+    assert encoder_text_width(L(BytesEncoder)(width=4)) == 4
+    reason1_folder(tmp_path)
+    assert encoder_text_width(L(Reason1Encoder)(path=str(tmp_path / "none"))) is None
+    for strategy in get_args(Strategy):
+        node = L(Reason1Encoder)(path=str(tmp_path), strategy=strategy, n_layers_per_group=2)
+        assert encoder_text_width(node) == Reason1Encoder(str(tmp_path), strategy=strategy, n_layers_per_group=2).width

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import rl_learning
+from benchmarks import policy_learning, rl_learning
 from cosmos_predict2.released import tiny_video2world_path
 
 Row = dict[str, float]
@@ -75,3 +75,12 @@ def test_a_reward_without_gradient_or_true_future_teaches_what_it_measures(
     row = _after("tiny_physics_reward_toy_world", tmp_path, clips)
     assert row["overlap_px"] < base["overlap_px"] / 2
     assert abs(row["motion"] - 1) <= rl_learning.MOTION
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("experiment", [*policy_learning.EXPERIMENTS, "tiny_vla_grpo_openvla_oft_simulator"])
+def test_a_clone_gets_better(experiment: str, tmp_path: Path) -> None:
+    policy = policy_learning.clone(policy_learning.policy_of(experiment), 0, tmp_path)
+    row = policy_learning.learn(experiment, 0, policy, tmp_path)
+    print(row)
+    assert policy_learning.missed([row]) == []
