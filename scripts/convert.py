@@ -18,6 +18,7 @@ import torch
 
 from cosmos_predict2.checkpoints.export import FORMS, Export, export, written_file
 from cosmos_predict2.checkpoints.export_adapters import ADAPTER_FORMS, export_adapter
+from cosmos_predict2.checkpoints.publishing import Push, write_card
 from cosmos_predict2.checkpoints.verify import verify_adapter, verify_network, verify_set
 from imaginaire import command_line, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
@@ -58,6 +59,7 @@ examples:
   python -m scripts.convert --from RUN --to public_layout/
 """
 PUBLIC = "public"
+_TRAINING = ("standard", "dcp", "dcp-weights")  # read by this code alone
 KNOWN = ("standard", "dcp", *FORMS, *ADAPTER_FORMS, PUBLIC)
 _WHICH = {"auto": "auto", "net": "net", "ema": "net_ema"}
 _DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -95,8 +97,30 @@ add("--rope_scale", type=command_line.above_zero, nargs=3, metavar=("T", "H", "W
 add("--overwrite", action="store_true", help="replace a file or folder that exists")
 add("--verify", action="store_true", help="compare names, values and outputs; what exists is compared alone")
 
+add("--push", metavar="ORG/NAME", help="then send what was written, with its card, to this repository of the hub")
+add("--public", action="store_true", help="with --push: a repository that all may read, where it is a new one")
+add("--dry_run", action="store_true", help="with --push: log what would be sent, and send nothing")
+
 
 def run(args: argparse.Namespace) -> None:
+    """Convert, write a card beside weights, and send both where that is asked for."""
+    source, destination, form = _source_and_destination(args)
+    form = form or _form_of(source, destination)
+    push = Push(args.push or "", args.dry_run, args.public)
+    if args.push is None and (args.dry_run or args.public):
+        raise ConfigError("--dry_run and --public go with --push ORG/NAME.")
+    if args.push is not None:
+        if form in _TRAINING:
+            raise ConfigError(f"--push sends weights that others read, which --to {form} does not write.")
+        push.check(destination)
+    _run(args)
+    if form not in _TRAINING:
+        write_card(destination, source)
+    if args.push is not None:
+        push.send(destination, source)
+
+
+def _run(args: argparse.Namespace) -> None:
     args.source, args.destination, form = _source_and_destination(args)
     form = form or _form_of(args.source, args.destination)
     if form in ("standard", "dcp", PUBLIC):

@@ -9,6 +9,7 @@ largest tensor. The card of the weights is written with them.
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -20,6 +21,7 @@ from cosmos_predict2.checkpoints import diffusers_names
 from cosmos_predict2.checkpoints.adapters import DIFFUSERS_FILE, PEFT_FILES, agreed_alpha, merge_lora_state
 from cosmos_predict2.checkpoints.card import ALPHA_KEY, card_tensors, card_texts
 from cosmos_predict2.checkpoints.networks import CONFIG, Config, Network, open_network, require_constants
+from cosmos_predict2.checkpoints.publishing import CARD, model_card
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.dcp import write_tree
@@ -35,9 +37,8 @@ FILES |= {"peft": PEFT_FILES[0], "diffusers-lora": DIFFUSERS_FILE}
 SHARD_BYTES = 5 * 10**9  # as diffusers cuts
 _STEM = "diffusion_pytorch_model"
 _README = """\
-# Transformer for diffusers
 
-The weights of {source} ({family}), for `CosmosTransformer3DModel`:
+For diffusers:
 
 ```python
 transformer = CosmosTransformer3DModel.from_pretrained("{folder}", torch_dtype=torch.bfloat16)
@@ -84,8 +85,8 @@ def export(job: Export) -> Mapping[str, Tensor]:
         write_folder(folder, tensors, content, job.dtype, card_texts(card))
         if content["_class_name"] == diffusers_names.CLASS_NAME:
             note = diffusers_names.frame_rate_note(content)
-            text = _README.format(source=job.source, family=network.described, folder=folder, note=note)
-            storage.write_text(storage.join(folder, "README.md"), text)
+            more = _README.format(folder=os.path.basename(os.path.normpath(folder)), note=note)
+            storage.write_text(storage.join(folder, CARD), model_card(folder, job.source, more))
             log.info("frame rate: %s", note)
         return tensors
     require_constants(network)
