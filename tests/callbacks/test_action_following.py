@@ -25,7 +25,7 @@ from imaginaire.data.stream import POSITION_KEY, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError
 from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config, records
-from tests.models.parts import NET, PooledPixels, make_batch, make_model
+from tests.models.parts import LIMITS, NET, PooledPixels, awaken, make_batch, make_model
 from tests.multiprocess import run_distributed
 
 
@@ -33,7 +33,7 @@ def make_action_model(*, obeys: bool, ema: bool = False, state_t: int = 3) -> An
     config = Predict2Video2WorldModelConfig(
         precision="float32",
         pipe_config=Video2WorldPipelineConfig(
-            net=L(ChunkActionDiT)(action_dim=2, max_img_h=8, max_img_w=8, max_frames=4, **NET),
+            net=L(ChunkActionDiT)(action_dim=2, **NET, **LIMITS),
             tokenizer=L(PooledPixels)(),
             state_t=state_t,
             ema=EMAConfig(enabled=ema),
@@ -42,11 +42,7 @@ def make_action_model(*, obeys: bool, ema: bool = False, state_t: int = 3) -> An
     torch.manual_seed(0)
     model = Video2WorldModel(config)
     model.actions.transform = controller(2)  # type: ignore[attr-defined]
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.net.named_parameters():
-            if "adaln_modulation" in name or "final_layer" in name or ("action_embedder" in name and obeys):
-                parameter.normal_(std=0.3, generator=generator)
+    awaken(model.net, "final_layer", *(["action_embedder"] if obeys else []), std=0.3)
     return model
 
 

@@ -20,6 +20,7 @@ from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from scripts.convert import parser, run
 from tests.checkpoints.nets import assert_same_parameters, call, parameters_of, random_net
+from tests.models.parts import LIMITS, NET
 
 TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
 RANK, ALPHA = 3, 12.0
@@ -151,10 +152,8 @@ def test_the_command_writes_both_layouts(tmp_path: Path) -> None:
 def test_embedders_that_were_trained_beside_adapters_are_not_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    numbers = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-    limits = dict(max_img_h=8, max_img_w=8, max_frames=4)
-    told = ChunkActionDiT(action_dim=3, **numbers, **limits)
-    bases = {"deaf": Video2WorldDiT(**numbers, **limits).state_dict(), "told": dict(told.state_dict())}
+    told = ChunkActionDiT(action_dim=3, **NET, **LIMITS)
+    bases = {"deaf": Video2WorldDiT(**NET, **LIMITS).state_dict(), "told": dict(told.state_dict())}
     for name, state in bases.items():
         torch.save({f"net.{key}": value for key, value in state.items()}, tmp_path / f"{name}.pt")
     lora.init_adapters(lora.inject(told, RANK, ALPHA, TARGETS), seed=0, init=False)

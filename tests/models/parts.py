@@ -4,7 +4,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
@@ -14,6 +14,7 @@ from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config.lazy_config import LazyCall as L
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+LIMITS = dict(max_img_h=8, max_img_w=8, max_frames=4)
 PIPE_OPTIONS = (
     *("state_t", "ema", "video_noise_factor", "resize_online", "objective", "flow"),
     *("min_num_conditional_frames", "max_num_conditional_frames"),
@@ -51,7 +52,7 @@ def make_model(**options: Any) -> Video2WorldModel:
     """A small model with a config of class ``family``; ``network``, ``net`` and PIPE_OPTIONS go to its pipeline's."""
     family = options.pop("family", Predict2Video2WorldModelConfig)
     pipe = {name: options.pop(name) for name in PIPE_OPTIONS if name in options}
-    net = {"max_img_h": 8, "max_img_w": 8, "max_frames": 4, **NET, **options.pop("net", {})}
+    net = {**LIMITS, **NET, **options.pop("net", {})}
     config = family(
         pipe_config=Video2WorldPipelineConfig(
             net=L(options.pop("network", Video2WorldDiT))(**net), tokenizer=L(PooledPixels)(), **{"state_t": 3, **pipe}
@@ -60,17 +61,18 @@ def make_model(**options: Any) -> Video2WorldModel:
     )
     torch.manual_seed(0)
     model = Video2WorldModel(config)
-    draw_modulations(model)
+    awaken(model.net)
     return model
 
 
-def draw_modulations(model: Video2WorldModel) -> None:
-    """Draw the last modulation matrices, which begin at zero: behind them nothing learns."""
+def awaken(net: nn.Module, *more: str, std: float = 0.1) -> None:
+    """Draw the last modulation matrices and parameters with these words in their names, which begin at zero: behind
+    them nothing learns and nothing shows."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for name, parameter in model.net.named_parameters():
-            if "adaln_modulation" in name:
-                parameter.normal_(std=0.1, generator=generator)
+        for name, parameter in net.named_parameters():
+            if any(word in name for word in ("adaln_modulation", *more)):
+                parameter.normal_(std=std, generator=generator)
 
 
 def make_batch(size: int = 2, frames: int = 9, positions: list[int] | None = None) -> dict[str, Any]:

@@ -31,13 +31,12 @@ from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import Finding
 from tests.checkpoints.nets import transform_tensor
 from tests.findings import checked_model
-from tests.models.parts import NET, PooledPixels, make_batch
+from tests.models.parts import LIMITS, NET, PooledPixels, awaken, make_batch
 
-SIZE = dict(max_img_h=8, max_img_w=8, max_frames=4)
 OWN = controller(3, 1.0)
 NETS = {
-    "chunk": L(ChunkActionDiT)(action_dim=3, **SIZE, **NET),
-    "flat": L(FlatActionDiT)(action_dim=3, num_action_per_chunk=8, **SIZE, **NET),
+    "chunk": L(ChunkActionDiT)(action_dim=3, **LIMITS, **NET),
+    "flat": L(FlatActionDiT)(action_dim=3, num_action_per_chunk=8, **LIMITS, **NET),
 }
 
 
@@ -56,17 +55,8 @@ def make_model(network: str = "chunk", dit_path: str = "", **options: Any) -> Vi
     torch.manual_seed(0)
     model = Video2WorldModel(make_config(network, dit_path, **options))
     if not dit_path:
-        awaken(model.net)
+        awaken(model.net, ".fc2.")
     return model
-
-
-def awaken(net: torch.nn.Module) -> None:
-    """The last layers begin at zero, behind which nothing learns and nothing shows."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if "adaln_modulation" in name or ".fc2." in name:
-                parameter.normal_(std=0.1, generator=generator)
 
 
 def action_batch(
@@ -297,7 +287,7 @@ def _saved(net: torch.nn.Module, path: Path, **more: Tensor) -> str:
 
 def test_beside_adapters_new_embedders_are_trained(tmp_path: Path) -> None:
     lora = dict(train_architecture="lora", lora_rank=4, lora_alpha=4)
-    base = Video2WorldDiT(**SIZE, **NET)
+    base = Video2WorldDiT(**LIMITS, **NET)
     model = make_model(dit_path=_saved(base, tmp_path / "base.pt"), **lora)
     trained = {name for name, p in model.net.named_parameters() if p.requires_grad}
     assert {name for name in trained if ".lora_" not in name} == {
@@ -322,7 +312,7 @@ def _node(config: Predict2Video2WorldModelConfig) -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(net=L(Video2WorldDiT)(**SIZE, **NET)), "is Video2WorldDiT, which takes no actions"),
+        (dict(net=L(Video2WorldDiT)(**LIMITS, **NET)), "is Video2WorldDiT, which takes no actions"),
         (dict(state_t=4, network="flat"), "reads 8 actions of 3 numbers, but a clip of 13 frames (state_t=4) has 12"),
         (dict(net=L(FlatActionDiT)(action_dim=30, **NET)), "reads 30 numbers, but a clip of 9 frames"),
         (dict(net=L(ChunkActionDiT)(action_dim=3, temporal_compression_ratio=2, **NET)), "but 4 actions lead to each"),
@@ -342,17 +332,17 @@ def test_a_network_that_does_not_fit_the_clips_is_told(options: dict[str, Any], 
 
 @pytest.mark.parametrize("name", ["transformer_engine", "flash"])
 def test_attention_that_this_device_has_not_is_told(name: str) -> None:
-    found = _told(net=L(ChunkActionDiT)(**SIZE, **NET, action_dim=3, atten_backend=name))
+    found = _told(net=L(ChunkActionDiT)(**LIMITS, **NET, action_dim=3, atten_backend=name))
     assert f"net.atten_backend: atten_backend='{name}' works on CUDA" in found
     with pytest.raises(ConfigError, match="works on CUDA"):  # whoever did not ask beforehand
         settle_attention(
-            ChunkActionDiT(**SIZE, **NET, action_dim=3, atten_backend=name), torch.device("cpu"), torch.float32
+            ChunkActionDiT(**LIMITS, **NET, action_dim=3, atten_backend=name), torch.device("cpu"), torch.float32
         )
 
 
 def test_a_network_without_actions_is_refused() -> None:
     with pytest.raises(ConfigError, match="Video2WorldDiT, which takes no actions"):
-        make_model(net=L(Video2WorldDiT)(**SIZE, **NET))
+        make_model(net=L(Video2WorldDiT)(**LIMITS, **NET))
 
 
 def _start(load_path: str = "", data: ActionTransform | None = OWN, **options: Any) -> list[Finding]:

@@ -14,10 +14,8 @@ from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model.assembly import add_trained_adapters, fill_network, network_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config.lazy_config import LazyCall as L
-from tests.models.parts import PooledPixels
+from tests.models.parts import LIMITS, NET, PooledPixels
 
-NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-LIMITS = dict(max_img_h=8, max_img_w=8, max_frames=4)
 KINDS: dict[str, Any] = {
     "base": L(Video2WorldDiT)(**NET, **LIMITS),
     "flat": L(FlatActionDiT)(action_dim=3, num_action_per_chunk=8, **NET, **LIMITS),

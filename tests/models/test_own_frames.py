@@ -198,14 +198,7 @@ def test_what_does_not_fit_together_is_refused(override: str, found: str, tmp_pa
 def test_latents_and_short_clips_are_refused_with_the_cure() -> None:
     model, batch, _ = made(share=0.0)
     with pytest.raises(DataError, match="Take a data set of videos"):
-        next(iter(model.train_batches([_without(batch)])))
+        next(iter(model.train_batches([{key: value for key, value in batch.items() if key != "video"}])))
     with pytest.raises(DataError, match="num_frames=37, or fewer chunks"):
-        next(
-            iter(
-                model.train_batches([{**batch, "video": batch["video"][:, :, :25], "action": batch["action"][:, :24]}])
-            )
-        )
-
-
-def _without(batch: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in batch.items() if key != "video"}
+        short = {**batch, "video": batch["video"][:, :, :25], "action": batch["action"][:, :24]}
+        next(iter(model.train_batches([short])))

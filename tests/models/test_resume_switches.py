@@ -11,7 +11,6 @@ import yaml
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import CheckpointSet
 from imaginaire.config.compose import compose
-from imaginaire.config.schema import Config
 from imaginaire.training import preflight
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -41,12 +40,9 @@ def _save(run: Path, *, has_lora: bool, has_average: bool, is_dcp: bool = False)
     (checkpoint_layout.write_dcp if is_dcp else checkpoint_layout.write_standard)(saved, trees)
 
 
-def _texts(config: Config) -> dict[str, str]:
-    return {finding.key: f"{finding.text}. {finding.cure}" for finding in preflight.findings(config)}
-
-
 def _problems(*overrides: str) -> dict[str, str]:
-    return _texts(compose(CONFIG, [EXPERIMENT, *overrides]))
+    found = preflight.findings(compose(CONFIG, [EXPERIMENT, *overrides]))
+    return {finding.key: f"{finding.text}. {finding.cure}" for finding in found}
 
 
 @pytest.mark.parametrize("is_dcp", [False, True], ids=["standard", "dcp"])

@@ -30,14 +30,14 @@ from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.training.preflight import check_launch
 from tests.data.sources_libero import libero_tree
-from tests.models.parts import NET
-from tests.models.test_action_model import SIZE, action_batch, make_model
+from tests.models.parts import LIMITS, NET
+from tests.models.test_action_model import action_batch, make_model
 
 RANGE = [[-2.0, 2.0], [0.0, 10.0], [3.0, 3.0]]  # the last one never changed
 
 
 def with_state(**more: Any) -> Any:
-    return make_model(net=L(ChunkActionDiT)(action_dim=3, state_range=RANGE, **SIZE, **NET), **more)
+    return make_model(net=L(ChunkActionDiT)(action_dim=3, state_range=RANGE, **LIMITS, **NET), **more)
 
 
 def batch_of(size: int = 2) -> dict[str, Any]:
@@ -133,8 +133,9 @@ def test_weights_without_a_head_are_a_start_and_all_else_is_theirs(tmp_path: Pat
 
 def test_a_flat_network_must_know_the_size_of_an_action() -> None:
     with pytest.raises(ValueError, match="state_range needs the size of one action: set num_action_per_chunk"):
-        FlatActionDiT(action_dim=24, state_range=RANGE, **SIZE, **NET)
-    assert FlatActionDiT(action_dim=3, num_action_per_chunk=8, state_range=RANGE, **SIZE, **NET).state_head is not None
+        FlatActionDiT(action_dim=24, state_range=RANGE, **LIMITS, **NET)
+    net = FlatActionDiT(action_dim=3, num_action_per_chunk=8, state_range=RANGE, **LIMITS, **NET)
+    assert net.state_head is not None
     with pytest.raises(ValueError, match="the lowest and the highest"):
         StateHead(3, 16, [[1.0, 0.0]])
 

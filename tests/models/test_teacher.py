@@ -23,7 +23,8 @@ from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, UserError
 from imaginaire.training.preflight import check_launch
 from tests.findings import checked_model
-from tests.models.test_action_model import _node, action_batch, awaken, make_config, make_model
+from tests.models.parts import awaken
+from tests.models.test_action_model import _node, action_batch, make_config, make_model
 from tests.training import difference, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -93,7 +94,7 @@ def test_a_student_of_noise_levels_begins_as_its_teacher_at_every_level(tmp_path
 
 def test_one_step_is_the_estimate_from_noise_alone(tmp_path: Path) -> None:
     model = make_student(teachers_file(tmp_path))
-    awaken(model.net)
+    awaken(model.net, ".fc2.")
     batch = action_batch()
     generators = model._generators(batch, "train")
     x0, condition = model.data_and_condition(batch, generators)

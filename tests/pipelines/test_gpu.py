@@ -16,6 +16,7 @@ from cosmos_predict2.pipelines.video2world_action import Video2WorldActionCondit
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from tests.evaluation.metrics.test_imagined_episodes import model
+from tests.models.parts import awaken
 from tests.pipelines import test_video2world_action as with_actions
 from tests.pipelines.test_video2world import frames, make_pipeline, text
 
@@ -38,10 +39,7 @@ def inputs(device: str, dtype: torch.dtype) -> dict[str, Any]:
 def network() -> Video2WorldDiT:
     torch.manual_seed(0)
     net = Video2WorldDiT(**NET).eval()
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if "adaln_modulation" in name:
-                parameter.normal_(std=0.1)
+    awaken(net)
     return net
 
 

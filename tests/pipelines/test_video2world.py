@@ -25,22 +25,15 @@ from cosmos_predict2.world_model.parallelize import compile_blocks
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise, to_uint8
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError
-from tests.models.parts import PooledPixels
-
-NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-NET |= dict(max_img_h=8, max_img_w=8, max_frames=4)
-
+from tests.models.parts import LIMITS, NET, PooledPixels, awaken
 
 TWO = SamplingOptions(num_steps=2)
 
 
 def make_pipeline(**options: Any) -> Video2WorldPipeline:
     torch.manual_seed(0)
-    net = Video2WorldDiT(**NET)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if "adaln_modulation" in name:
-                parameter.normal_(std=0.2)
+    net = Video2WorldDiT(**NET, **LIMITS)
+    awaken(net, std=0.2)
     config = Video2WorldPipelineConfig(state_t=3, fps=10, resolution="48", precision="float32")
     encoder = options.pop("text_encoder", BytesEncoder(num_tokens=6, width=8))
     return Video2WorldPipeline(WorldModel(config, net.eval(), PooledPixels(), encoder), **options)
@@ -69,11 +62,11 @@ def test_equal_seeds_give_equal_videos_and_others_do_not() -> None:
 
 
 def test_trained_or_averaged_weights_as_asked_for(tmp_path: Path) -> None:
-    states = {kind: Video2WorldDiT(**NET).state_dict() for kind in ("net", "net_ema")}
+    states = {kind: Video2WorldDiT(**NET, **LIMITS).state_dict() for kind in ("net", "net_ema")}
     path = str(tmp_path / "model.pt")
     torch.save({f"{kind}.{name}": value for kind, state in states.items() for name, value in state.items()}, path)
     config = make_pipeline().config
-    config.net, config.tokenizer = L(Video2WorldDiT)(**NET), L(PooledPixels)()
+    config.net, config.tokenizer = L(Video2WorldDiT)(**NET, **LIMITS), L(PooledPixels)()
     for kind, is_averaged in (("net", False), ("net_ema", True)):
         pipe = Video2WorldPipeline.from_config(config, path, False, device="cpu", load_ema_to_reg=is_averaged)
         assert all(value.equal(states[kind][name]) for name, value in pipe.dit.state_dict().items())
@@ -81,7 +74,7 @@ def test_trained_or_averaged_weights_as_asked_for(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_there_fail_before_anything_is_built() -> None:
     config = make_pipeline().config
-    config.net, config.tokenizer = L(Video2WorldDiT)(**NET), L(PooledPixels)(unknown="argument")
+    config.net, config.tokenizer = L(Video2WorldDiT)(**NET, **LIMITS), L(PooledPixels)(unknown="argument")
     with pytest.raises(CheckpointError, match=r"absent\.pt"):
         Video2WorldPipeline.from_config(config, "absent.pt", device="cpu")
 

@@ -25,11 +25,9 @@ from cosmos_predict2.world_model.objectives import Denoiser, Flow, distilled_tim
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from tests.models.parts import PooledPixels
+from tests.models.parts import LIMITS, NET, PooledPixels, awaken
 
 TWO, THREE = (SamplingOptions(num_steps=number) for number in (2, 3))
-NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-NET |= dict(max_img_h=8, max_img_w=8, max_frames=4)
 ACTIONS = 8
 DIM = 3
 
@@ -37,14 +35,11 @@ DIM = 3
 def make_pipeline(kind: str = "chunk", **options: Any) -> Video2WorldActionConditionedPipeline:
     torch.manual_seed(0)
     net: ActionDiT = (
-        ChunkActionDiT(action_dim=DIM, **NET, **options)
+        ChunkActionDiT(action_dim=DIM, **NET, **LIMITS, **options)
         if kind == "chunk"
-        else FlatActionDiT(action_dim=DIM, num_action_per_chunk=ACTIONS, **NET, **options)
+        else FlatActionDiT(action_dim=DIM, num_action_per_chunk=ACTIONS, **NET, **LIMITS, **options)
     )
-    with torch.no_grad():  # a fresh network neither attends nor listens to its actions
-        for name, parameter in net.named_parameters():
-            if "adaln_modulation" in name or "action_embedder" in name:
-                nn.init.normal_(parameter, std=0.2)
+    awaken(net, "action_embedder", std=0.2)
     return pipeline_of(net.eval(), PooledPixels(), ACTIONS)
 
 

@@ -21,7 +21,7 @@ from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
-from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch
+from tests.models.parts import LIMITS, NET, PooledPixels, awaken, make_batch
 
 FIRST, STEPS = 4, dict(sample_steps=3, train_on=[0, 1])
 seen: list[tuple[Clips, Mapping[str, Any]]] = []  # by the reward
@@ -43,7 +43,7 @@ brightness.needs_pixels = True  # type: ignore[attr-defined]
 
 
 def model(dropout: float = 0.0, **rl: Any) -> FlowGRPOModel:
-    net = L(Video2WorldDiT)(max_img_h=8, max_img_w=8, max_frames=4, **NET)
+    net = L(Video2WorldDiT)(**NET, **LIMITS)
     pipe = Video2WorldPipelineConfig(net=net, tokenizer=L(PooledPixels)(), state_t=3)
     pipe.conditioner.text.dropout_rate = dropout
     options: dict[str, Any] = STEPS | dict(num_rollout=2, rollout_batch=2, noise_level=0.3) | rl
@@ -51,7 +51,7 @@ def model(dropout: float = 0.0, **rl: Any) -> FlowGRPOModel:
     torch.manual_seed(0)
     rl_config = RLConfig(rewards=rewards, **options)
     found = FlowGRPOModel(Predict2RLConfig(pipe_config=pipe, precision="float32", rl=rl_config))
-    draw_modulations(found)
+    awaken(found.net)
     found.parallelize(ParallelDims())
     return found
 

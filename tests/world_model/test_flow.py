@@ -14,22 +14,15 @@ from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2W
 from cosmos_predict2.world_model.objectives import EDM
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise
 from imaginaire.errors import ConfigError
-from tests.models.parts import PooledPixels
-
-NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-NET |= dict(max_img_h=8, max_img_w=8, max_frames=4, crossattn_proj_in_channels=12)
-
+from tests.models.parts import LIMITS, NET, PooledPixels, awaken
 
 TWO, THREE = (SamplingOptions(num_steps=number) for number in (2, 3))
 
 
 def make_pipeline(**flow: Any) -> Video2WorldPipeline:
     torch.manual_seed(0)
-    net = Video2WorldDiT(**NET)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if "adaln_modulation" in name or "fc2" in name:
-                parameter.normal_(std=0.2)
+    net = Video2WorldDiT(crossattn_proj_in_channels=12, **NET, **LIMITS)
+    awaken(net, "fc2", std=0.2)
     config = Video2WorldPipelineConfig(
         state_t=3, fps=10, resolution="48", precision="float32", min_num_conditional_frames=0, flow=FlowConfig(**flow)
     )

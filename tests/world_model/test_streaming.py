@@ -18,16 +18,16 @@ from cosmos_predict2.world_model.streaming import Stream
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, DataError
-from tests.models.test_action_model import OWN, awaken
+from tests.models.parts import LIMITS, NET, awaken
+from tests.models.test_action_model import OWN
 
-NET: dict[str, Any] = dict(model_channels=32, num_blocks=3, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-NET |= dict(max_img_h=8, max_img_w=8, max_frames=4, action_dim=3, extra_per_block_abs_pos_emb=True)
+OPTIONS: dict[str, Any] = {**NET, **LIMITS, "num_blocks": 3, "action_dim": 3, "extra_per_block_abs_pos_emb": True}
 
 
 def make_net(**options: Any) -> ChunkActionDiT:
     torch.manual_seed(0)
-    net = ChunkActionDiT(**{**NET, **options}).eval().requires_grad_(False)
-    awaken(net)
+    net = ChunkActionDiT(**{**OPTIONS, **options}).eval().requires_grad_(False)
+    awaken(net, ".fc2.")
     return net
 
 
@@ -116,4 +116,4 @@ def test_what_is_not_causal_makes_whole_chunks() -> None:
     with pytest.raises(ConfigError, match="experiment=tiny_student_causal"):
         Stream(imagination, first, [5, 6], SamplingOptions(num_steps=1))
     with pytest.raises(ValueError, match="choose a chunk network"):
-        FlatActionDiT(**{**NET, "action_dim": 36}).be_causal()
+        FlatActionDiT(**{**OPTIONS, "action_dim": 36}).be_causal()

@@ -20,17 +20,13 @@ from cosmos_predict2.evaluation.metrics.controllability import (
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.world_model import WorldModel
-
-NET = dict(model_channels=32, num_blocks=1, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+from tests.models.parts import LIMITS, NET, awaken
 
 
 def network(*, obeys: bool) -> ChunkActionDiT:
     torch.manual_seed(0)
-    net = ChunkActionDiT(action_dim=2, max_img_h=4, max_img_w=4, max_frames=3, **NET)  # type: ignore[arg-type]
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if "adaln_modulation" in name or name.startswith("final_layer") or (obeys and "action_embedder" in name):
-                parameter.normal_(std=0.2)
+    net = ChunkActionDiT(action_dim=2, **NET, **LIMITS)  # type: ignore[arg-type]
+    awaken(net, "final_layer", *(["action_embedder"] if obeys else []), std=0.2)
     return net.eval()
 
 
