@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_predict2.checkpoints import export as exports
 from cosmos_predict2.checkpoints import from_diffusers_name, load_dit, open_dit, read_card, to_diffusers_name
@@ -238,18 +238,15 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def _diffusers_net(config: dict[str, Any]) -> nn.Module:
-    from diffusers import CosmosTransformer3DModel
-
-    with torch.device("meta"):
-        return CosmosTransformer3DModel(**{key: value for key, value in config.items() if not key.startswith("_")})
-
-
 @pytest.mark.parametrize("changes", CASES, ids=str)
 def test_names_and_shapes_are_those_of_diffusers_network(changes: dict[str, Any]) -> None:
+    from diffusers import CosmosTransformer3DModel
+
     net = random_net(**changes)
     arguments = {**SMALL, **{key: value for key, value in changes.items() if key != "is_image"}}
-    theirs = _diffusers_net(diffusers_config(arguments, has_condition_mask="is_image" not in changes))
+    config = diffusers_config(arguments, has_condition_mask="is_image" not in changes)
+    with torch.device("meta"):
+        theirs = CosmosTransformer3DModel(**{key: config[key] for key in config if not key.startswith("_")})
     renamed = {to_diffusers_name(name): tuple(tensor.shape) for name, tensor in net.named_parameters()}
     assert renamed == {name: tuple(tensor.shape) for name, tensor in theirs.named_parameters()}
 

@@ -128,7 +128,8 @@ def test_group_advantages_of_episodes(golden: Golden) -> None:
 
 def test_dapo_of_tokens(golden: Golden) -> None:
     file = "dapo_openvla.safetensors"
-    tensors, about = golden.tensors(file), {name: value.use() for name, value in _items(golden.metadata(file))}
+    tensors, metadata = golden.tensors(file), golden.metadata(file)
+    about = {name: metadata[name].use() for name in metadata}
     actions, dims, size = (about[name] for name in ("action_chunk", "action_dim", "training_chunk_size"))
     config = VLARLConfig(
         clip_ratio=about["epsilon_low"],
@@ -160,7 +161,3 @@ def test_dapo_of_tokens(golden: Golden) -> None:
             losses.append(float(loss.detach()))
         tensors[f"grad_{e}"].compare(new.grad, **LOSSES)
     tensors["losses"].compare(torch.tensor(losses), **LOSSES)
-
-
-def _items(value: Any) -> Any:
-    return ((name, value[name]) for name in value)

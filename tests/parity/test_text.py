@@ -90,7 +90,7 @@ def test_reason1_hidden_states_and_strategies(reason1, golden: Golden) -> None:
     model, file = reason1
     ids, settings = file["input_ids"].use(), golden.json("reason1_config.json")
     settings["max_length"].compare(ids.shape[1])
-    states = _hidden_states(file)
+    states = [file[f"hidden_states.{i}"] for i in range(sum(name.startswith("hidden_states.") for name in file))]
     given = [state.use() for state in states[1:]]
     with torch.no_grad():
         found = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
@@ -109,11 +109,6 @@ def test_reason1_ids_are_padded_on_the_right(golden: Golden) -> None:
     ids, pad = golden.tensors("reason1_io.safetensors")["input_ids"].use(), settings["pad_id"].use()
     for row, length in zip(ids, settings["lengths"].use()):
         assert (row[length:] == pad).all()
-
-
-def _hidden_states(file: Value) -> list[Value]:
-    names = [name for name in file if name.startswith("hidden_states.")]
-    return [file[f"hidden_states.{i}"] for i in range(len(names))]
 
 
 def _absent(golden: Golden, name: str) -> None:

@@ -73,10 +73,6 @@ def _found(path: ChainPath) -> list[float]:
     return [float(kept[k].x_next_B_C_T_H_W.std()) for k in sorted(kept)]
 
 
-def _theory(chain: Chain) -> list[float]:
-    return _of_churn(chain) if isinstance(chain, ChurnChain) else _of_flow(chain)
-
-
 def _of_flow(chain: Any) -> list[float]:
     """By the papers' formulas: y' = (1 - t') x_0 + c eps + std z of the estimates of x_0 and of the noise in y.
 
@@ -158,7 +154,8 @@ def test_every_shipped_schedule_keeps_the_deviations_of_theory(kind: str) -> Non
         rl.transition = kind
         path = _path(pipe, rl)
         found = _found(path)
-        assert found == pytest.approx(_theory(path.chain), rel=0.05), rl
+        theory = _of_churn if isinstance(path.chain, ChurnChain) else _of_flow
+        assert found == pytest.approx(theory(path.chain), rel=0.05), rl
         exact = [path.chain.deviation_after(k, OF_DATA) for k in range(path.chain.num_steps)]
         assert all(0.5 < a / b < 2 for a, b in zip(found, exact, strict=True)), rl
 

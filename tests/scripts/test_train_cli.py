@@ -77,15 +77,12 @@ def test_the_default_config_is_found_from_any_folder(tmp_path: Path, monkeypatch
     assert "cosmos_predict2.configs.base.config" in sys.modules
 
 
-def _provider(name: str) -> object:
-    return getattr(registry.entry_of("experiment", name), "provider", None)
-
-
 def test_the_long_list_has_a_line_on_each_experiment(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     assert start(MINIMAL, "--list", "--long") == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert list(lines) == compose.experiment_names("examples/minimal/config.py")
-    own = [words for name, words in lines.items() if str(_provider(name)).startswith(("cosmos_predict2.", "examples."))]
+    providers = {name: str(getattr(registry.entry_of("experiment", name), "provider", None)) for name in lines}
+    own = [words for name, words in lines.items() if providers[name].startswith(("cosmos_predict2.", "examples."))]
     assert "model=MinimalModel" in " ".join(own), "other tests of this process may have registered theirs"
     assert all("model=" in words and "dataloader_train=" in words and words[0] != "(" for words in own)
     assert lines["minimal"].endswith("(model=MinimalModel, dataloader_train=Waves, trainer.max_iter=400)")

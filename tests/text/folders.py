@@ -78,7 +78,9 @@ def reason1_folder(folder: Path, layout: str = "single", names: str = "public") 
     (folder / "config.json").write_text(json.dumps(flat))
     tensors = dict(model.state_dict())
     if names == "public":
-        tensors = {_public(name): tensor for name, tensor in tensors.items()}
+        public = {"model.language_model.": "model.", "model.visual.": "visual."}
+        for ours, theirs in public.items():
+            tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
     write_weights(folder, tensors, layout)
     return model
 
@@ -104,10 +106,6 @@ def write_weights(folder: Path, tensors: dict[str, Tensor], layout: str) -> None
         places.update(dict.fromkeys(part, file))
     index = {"metadata": {}, "weight_map": places}
     (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
-
-
-def _public(name: str) -> str:
-    return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
 
 
 def _scattered(model: Any) -> Any:

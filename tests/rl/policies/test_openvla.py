@@ -417,14 +417,13 @@ def test_a_published_folder_is_a_policy_with_a_card(folder: Path, tmp_path: Path
         read_policy(str(tmp_path))
 
 
-def _edit(folder: Path, file: str, change: Callable[[Any], Any]) -> None:
-    content = json.loads((folder / file).read_text())
-    change(content)
-    (folder / file).write_text(json.dumps(content))
-
-
 def _edited(file: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    return lambda folder: _edit(folder, file, change)
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / file).read_text())
+        change(content)
+        (folder / file).write_text(json.dumps(content))
+
+    return edit
 
 
 def _without_quantiles(content: Any) -> None:

@@ -180,10 +180,6 @@ def _action(change: Callable[[Any], Any], *names: str) -> Callable[[dict[str, An
     return lambda columns, _: columns.update({name: change(columns[name]) for name in names or (ACTION,)})
 
 
-def _signs(*signs: float) -> Callable[[Any], Any]:
-    return lambda rows: rows * np.float32(signs)
-
-
 def _later(rows: Any) -> Any:
     return np.concatenate([rows[:1], rows[:-1]])
 
@@ -219,7 +215,9 @@ def _opposite_gripper(rows: Any) -> Any:
 PLANTED: Mapping[str, tuple[str, Callable[[RobotSet], None], str]] = {
     "mirrored_by_motion": ("moving_dot", _each(_turn(2), ODD), "turned_pictures"),
     "upside_down_beside_a_state": ("delta_gripper", _each(_turn(1), ODD), "turned_pictures"),
-    "gripper_sign_of_some": ("delta_gripper", _each(_action(_signs(1, 1, 1, -1)), ODD), "action_sign"),
+    "gripper_sign_of_some": (
+        "delta_gripper", _each(_action(lambda rows: rows * np.float32([1, 1, 1, -1])), ODD), "action_sign",
+    ),
     "gripper_against_state": ("absolute_joints", _each(_action(_opposite_gripper)), "action_sign"),
     "late_by_state": ("delta_gripper", _each(_action(_later)), "late_actions"),
     "late_by_state_of_goals": ("absolute_joints", _each(_action(_later)), "late_actions"),

@@ -174,12 +174,8 @@ def _malicious(folder: Path) -> None:
     (folder / "t5_xxl" / "a.pickle").write_bytes(pickle.dumps([Evil()]))
 
 
-def _rows(folder: Path) -> torch.Tensor:
-    return pickles.read_rows(folder / "t5_xxl" / "a.pickle")
-
-
 def _nan(folder: Path) -> None:
-    rows = _rows(folder)
+    rows = pickles.read_rows(folder / EMBEDDING)
     rows[3, 5] = float("nan")
     _write_embedding(folder, rows)
 

@@ -145,11 +145,6 @@ def config(folder: Path, pause: float, timeout: float = 60.0) -> str:
     return CONFIG.format(here=HERE, folder=folder, pause=pause, timeout=timeout, python=warm_python())
 
 
-def kill_a_worker(service: Served) -> None:
-    for process_id in service.worker_ids()[:1]:
-        os.kill(process_id, signal.SIGKILL)
-
-
 def patient_ticket(service: Served, data: bytes) -> str:
     """The ticket of a request that is posted until the service is there."""
     ends = time.monotonic() + HANG_S
@@ -172,7 +167,7 @@ def test_kills_of_worker_and_server_in_mid_batch_lose_nothing(tmp_path: Path) ->
         bodies = [body(f"clip {k}", value=float(k), request_id=f"r{k}") for k in range(24)]
         tickets = [patient_ticket(service, one) for one in bodies]
         service.result(tickets[0])
-        kill_a_worker(service)
+        os.kill(service.worker_ids()[0], signal.SIGKILL)
         service.result(tickets[8])
         service.kill()
         service.start(is_ready=False)
