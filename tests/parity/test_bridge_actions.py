@@ -9,7 +9,7 @@ import pytest
 from cosmos_predict2.actions.rotations import euler_to_matrix, matrix_to_euler, matrix_to_quaternion
 from cosmos_predict2.actions.transforms import pose_differences, relative_pose
 from tests.goldens import Golden, Value
-from tests.parity.test_frame_selection import windows_of
+from tests.parity.test_training import windows_of
 
 AREA = "action"
 SAME_FORMULA = dict(rtol=0.0, atol=1e-9)
