@@ -18,6 +18,7 @@ import torch
 
 from cosmos_predict2.checkpoints.export import FORMS, Export, export, written_file
 from cosmos_predict2.checkpoints.export_adapters import ADAPTER_FORMS, export_adapter
+from cosmos_predict2.checkpoints.folders import FOLDER_FORMS, plan_folder, verify_parts, write_parts
 from cosmos_predict2.checkpoints.publishing import Push, write_card
 from cosmos_predict2.checkpoints.verify import verify_adapter, verify_network, verify_set
 from imaginaire import command_line, storage
@@ -45,6 +46,11 @@ adapters, or an adapter in another layout. DESTINATION is the folder to write, o
 Each can be given to --lora of the inference program; the adapters of a policy (--to peft) to
 model.config.policy.lora_path.
 
+--to diffusers-pipeline, --to released: whole folders, of diffusers' pipeline and as the models were released, with
+tokenizer and text encoder. They are looked for beside SOURCE, in its card and below checkpoints/; what is elsewhere is
+given with --tokenizer_path and --text_encoder_path. --dtype is that of the network. --from SOURCE --to FOLDER writes
+diffusers' pipeline.
+
 --to public: a policy that has a published layout (OpenVLA, PI0.5) as its folder; adapters are added to the weights.
 Another is written as scripts.train_policy does. SOURCE is a run or a folder. --from RUN --to FOLDER writes the same.
 
@@ -57,28 +63,35 @@ examples:
   python -m scripts.convert exported.pt exported/transformer --to diffusers --verify
   python -m scripts.convert RUN adapter --to peft --weights ema
   python -m scripts.convert --from RUN --to public_layout/
+  python -m scripts.convert --from checkpoints/nvidia/Cosmos-Predict2-2B-Video2World/model-720p-16fps.pt --to pipeline/
 """
 PUBLIC = "public"
 _TRAINING = ("standard", "dcp", "dcp-weights")  # read by this code alone
-KNOWN = ("standard", "dcp", *FORMS, *ADAPTER_FORMS, PUBLIC)
+KNOWN = ("standard", "dcp", *FORMS, *FOLDER_FORMS, *ADAPTER_FORMS, PUBLIC)
+_OF_FOLDERS = ("tokenizer_path", "text_encoder_path", "no_text_encoder")
 _WHICH = {"auto": "auto", "net": "net", "ema": "net_ema"}
 _DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _DTYPES |= {"fp16": torch.float16, "fp32": torch.float32}
 
 
-def convert(source: str, destination: str, to: str) -> CheckpointSet:
-    """Read a set and write it in the other layout; the written set."""
+def convert(source: str, destination: str, to: str, *, verifies: bool = False) -> CheckpointSet:
+    """Read a set and write it in the other layout; the written set. One that exists is an error, or only verified."""
     found = checkpoint_layout.find_set(source)
     checkpoint_layout.require_unchanged(found, KINDS)
     folder = storage.join(destination, "checkpoints")
     written = CheckpointSet(folder, checkpoint_layout.set_name(found.iteration, dcp=to == "dcp"))
-    if any(written.has(kind) for kind in KINDS):
+    exists = any(written.has(kind) for kind in KINDS)
+    if exists and not verifies:
         raise CheckpointError(f"{folder} already has {written.name}. Choose another destination.")
-    log.info("reading iteration %d (%.3g MB) from %s", found.iteration, found.bytes() / 1e6, found.folder)
-    trees = {kind: found.read(kind) for kind in KINDS}
-    write = checkpoint_layout.write_dcp if to == "dcp" else checkpoint_layout.write_standard
-    write(written, trees)
-    checkpoint_layout.write_pointer(written)
+    if not exists:
+        log.info("reading iteration %d (%.3g MB) from %s", found.iteration, found.bytes() / 1e6, found.folder)
+        trees = {kind: found.read(kind) for kind in KINDS}
+        write = checkpoint_layout.write_dcp if to == "dcp" else checkpoint_layout.write_standard
+        write(written, trees)
+        checkpoint_layout.write_pointer(written)
+        log.info("wrote %s in %s", written.name, written.folder)
+    if verifies:
+        verify_set(found, written)
     return written
 
 
@@ -94,6 +107,9 @@ add("--merge-lora", "--merge_lora", action="store_true", help="add LoRA adapters
 add("--lora_alpha", type=command_line.above_zero, metavar="NUMBER", help="alpha of adapters that record none")
 rope_scale = "RoPE ratios of a size that was not released"
 add("--rope_scale", type=command_line.above_zero, nargs=3, metavar=("T", "H", "W"), help=rope_scale)
+add("--tokenizer_path", default="", metavar="PATH", help="the tokenizer of a whole folder, where it is elsewhere")
+add("--text_encoder_path", default="", metavar="FOLDER", help="the text encoder of a whole folder, the same")
+add("--no_text_encoder", action="store_true", help="a whole folder without its text encoder")
 add("--overwrite", action="store_true", help="replace a file or folder that exists")
 add("--verify", action="store_true", help="compare names, values and outputs; what exists is compared alone")
 
@@ -105,7 +121,7 @@ add("--dry_run", action="store_true", help="with --push: log what would be sent,
 def run(args: argparse.Namespace) -> None:
     """Convert, write a card beside weights, and send both where that is asked for."""
     source, destination, form = _source_and_destination(args)
-    form = form or _form_of(source, destination)
+    form = form or _form_of(source, destination, is_folder=args.from_ is not None)
     push = Push(args.push or "", args.dry_run, args.public)
     if args.push is None and (args.dry_run or args.public):
         raise ConfigError("--dry_run and --public go with --push ORG/NAME.")
@@ -113,8 +129,9 @@ def run(args: argparse.Namespace) -> None:
         if form in _TRAINING:
             raise ConfigError(f"--push sends weights that others read, which --to {form} does not write.")
         push.check(destination)
+    is_compared = args.verify and not args.overwrite and storage.exists(destination)
     _run(args)
-    if form not in _TRAINING:
+    if form not in _TRAINING and not is_compared:
         write_card(destination, source)
     if args.push is not None:
         push.send(destination, source)
@@ -122,7 +139,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     args.source, args.destination, form = _source_and_destination(args)
-    form = form or _form_of(args.source, args.destination)
+    form = form or _form_of(args.source, args.destination, is_folder=args.from_ is not None)
     if form in ("standard", "dcp", PUBLIC):
         of_weights = {
             "--weights": args.weights != "auto" and form != PUBLIC,
@@ -130,6 +147,8 @@ def _run(args: argparse.Namespace) -> None:
             "--merge-lora": args.merge_lora,
             "--lora_alpha": args.lora_alpha is not None,
             "--rope_scale": args.rope_scale,
+            "--verify": args.verify and form == PUBLIC,
+            **{f"--{flag}": getattr(args, flag) for flag in _OF_FOLDERS},
         }
         if given := [flag for flag, is_given in of_weights.items() if is_given]:
             kept = "its network as it is" if form == PUBLIC else "the whole training state"
@@ -137,10 +156,7 @@ def _run(args: argparse.Namespace) -> None:
         if form == PUBLIC:
             _to_public(args)
             return
-        written = convert(args.source, args.destination, form)
-        log.info("wrote %s in %s", written.name, written.folder)
-        if args.verify:
-            verify_set(checkpoint_layout.find_set(args.source), written)
+        convert(args.source, args.destination, form, verifies=args.verify)
         return
     options: dict[str, Any] = dict(
         which=_WHICH[args.weights],
@@ -160,6 +176,14 @@ def _run(args: argparse.Namespace) -> None:
         options |= dict(merge_lora=args.merge_lora, rope_scale=tuple(args.rope_scale) if args.rope_scale else None)
         job = Export(args.source, args.destination, form, **options)
         write, verify = partial(export, job), partial(verify_network, job)
+    if form in FOLDER_FORMS:
+        text = None if args.no_text_encoder else args.text_encoder_path
+        folder = plan_folder(job, tokenizer=args.tokenizer_path, text_encoder=text)
+        write, verify, job = partial(write_parts, folder), partial(verify_parts, folder), folder.networks[0]
+    elif others := [flag for flag in _OF_FOLDERS if getattr(args, flag)]:
+        raise ConfigError(
+            f"--{others[0]} is for whole folders (--to {' or '.join(FOLDER_FORMS)}), not for --to {form}."
+        )
     if args.verify and not args.overwrite and storage.exists(written_file(job)):
         log.info("%s exists: it is compared, not written", args.destination)
     else:
@@ -210,8 +234,8 @@ def _to_public(args: argparse.Namespace) -> None:
     log.info("wrote %s", args.destination)
 
 
-def _form_of(source: str, destination: str) -> str:
-    """The form by the suffix of the destination; a policy that is written to a folder becomes public."""
+def _form_of(source: str, destination: str, *, is_folder: bool) -> str:
+    """The form by the suffix of the destination; in a folder a policy becomes public, a network a pipeline."""
     from cosmos_predict2.rl.policies.files import holds_policy
 
     suffixes = {".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
@@ -220,6 +244,8 @@ def _form_of(source: str, destination: str) -> str:
         return found
     if holds_policy(source):
         return PUBLIC
+    if is_folder:
+        return FOLDER_FORMS[0]
     forms = f"choose another name, or give SOURCE DESTINATION --to FORM: {', '.join(KNOWN)}"
     raise ConfigError(f"{destination} does not end in .pt or .safetensors, and {source} is no policy: {forms}.")
 

@@ -41,7 +41,7 @@ _README = """\
 For diffusers:
 
 ```python
-transformer = CosmosTransformer3DModel.from_pretrained("{folder}", torch_dtype=torch.bfloat16)
+{variable} = {name}.from_pretrained("{folder}", torch_dtype=torch.bfloat16)
 ```
 
 ## Frame rate
@@ -83,11 +83,9 @@ def export(job: Export) -> Mapping[str, Tensor]:
         content = config()
         tensors = weights.renamed(network.tensors, rename)
         write_folder(folder, tensors, content, job.dtype, card_texts(card))
-        if content["_class_name"] == diffusers_names.CLASS_NAME:
-            note = diffusers_names.frame_rate_note(content)
-            more = _README.format(folder=os.path.basename(os.path.normpath(folder)), note=note)
+        if more := readme(content, folder, content["_class_name"]):
             storage.write_text(storage.join(folder, CARD), model_card(folder, job.source, more))
-            log.info("frame rate: %s", note)
+            log.info("frame rate: %s", diffusers_names.frame_rate_note(content))
         return tensors
     require_constants(network)
     tensors = weights.renamed(network.tensors, lambda name: f"{network.prefix}{name}")
@@ -105,6 +103,15 @@ def export(job: Export) -> Mapping[str, Tensor]:
     else:
         write_tree(folder, state, None)
     return tensors
+
+
+def readme(config: Config, folder: str, name: str) -> str:
+    """What the card of weights for diffusers says of them; empty for a network without frame rates."""
+    if config["_class_name"] != diffusers_names.CLASS_NAME:
+        return ""
+    variable = "transformer" if name == config["_class_name"] else "pipe"
+    words = dict(name=name, variable=variable, folder=os.path.basename(os.path.normpath(folder)))
+    return _README.format(**words, note=diffusers_names.frame_rate_note(config))
 
 
 def written_file(job: Export) -> str:

@@ -34,11 +34,11 @@ def verify_network(job: Export) -> None:
     """Raise unless the destination of an export holds the network of its source."""
     with quiet():
         source, written = network_of_job(job), open_network(job.destination)
-    problems = [*_differences(source.tensors, written.tensors, job.dtype)]
+    problems = [*differences(source.tensors, written.tensors, job.dtype)]
     if job.form in ("diffusers", "original"):
         config = source.config if job.form == "diffusers" else source.original_config
-        problems += _other_settings(config() if config else {}, read_config(job.destination) or {})
-    _refuse(job, problems)
+        problems += other_settings(config() if config else {}, read_config(job.destination) or {})
+    refuse(job, problems)
     log.info("verified: %d tensors are those of %s", len(source.tensors), job.source)
     _compare_outputs(job, source, written)
 
@@ -47,12 +47,12 @@ def verify_adapter(job: Export, adapter: Adapter | None = None) -> None:
     """Raise unless the destination holds the adapters of the source, with their scales."""
     expected = adapter or read_adapter(job.source, alpha=job.lora_alpha, which=job.which)
     found = read_adapter(job.destination)
-    problems = [*_differences(_factors(expected), _factors(found), job.dtype)]
+    problems = [*differences(_factors(expected), _factors(found), job.dtype)]
     for layer in expected.layers.keys() & found.layers.keys():
         scales = [each.layers[layer].scaling for each in (found, expected)]
         if not math.isclose(*scales, rel_tol=1e-6):
             problems.append(f"{layer} is added with a scale of {scales[0]:g}, in the source with {scales[1]:g}")
-    _refuse(job, problems)
+    refuse(job, problems)
     log.info("verified: the adapters of %d layers and their scales are those of %s", len(found.layers), job.source)
 
 
@@ -64,7 +64,7 @@ def verify_set(source: CheckpointSet, written: CheckpointSet) -> None:
     ]
     plain = [{n: v for n, v in tree.items() if not isinstance(v, Tensor)} for tree in trees]
     tensors = [{n: v for n, v in tree.items() if isinstance(v, Tensor)} for tree in trees]
-    problems = [*_differences(tensors[0], tensors[1]), *_other_settings(plain[0], plain[1], "the state")]
+    problems = [*differences(tensors[0], tensors[1]), *other_settings(plain[0], plain[1], "the state")]
     if problems:
         raise CheckpointError(f"{written.folder} is not {source.folder}: {'; '.join(problems)}.")
     log.info("verified: %d tensors and %d other values are those of %s", len(tensors[0]), len(plain[0]), source.folder)
@@ -80,7 +80,7 @@ def _leaves(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield place, tree
 
 
-def _refuse(job: Export, problems: list[str]) -> None:
+def refuse(job: Export, problems: list[str]) -> None:
     if problems:
         raise CheckpointError(
             f"{job.destination} is not {job.source}: {'; '.join(problems)}. Write it again: --overwrite."
@@ -96,7 +96,7 @@ def _factors(adapter: Adapter) -> dict[str, Tensor]:
     }
 
 
-def _differences(
+def differences(
     expected: Mapping[str, Tensor], found: Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> Iterator[str]:
     if missing := [name for name in expected if name not in found]:
@@ -116,7 +116,7 @@ def _differences(
         yield f"{len(wrong)} tensors differ: {listed(wrong)}"
 
 
-def _other_settings(expected: Config, found: Config, where: str = CONFIG) -> Iterator[str]:
+def other_settings(expected: Config, found: Config, where: str = CONFIG) -> Iterator[str]:
     expected = json.loads(json.dumps(expected, default=str))
     found = json.loads(json.dumps(found, default=str))
     for name in expected:
@@ -136,7 +136,7 @@ def _compare_outputs(job: Export, source: Network, written: Network) -> None:
         log.info("outputs are not compared: %s", error)
         return
     if not torch.equal(expected, found):
-        _refuse(job, [f"its outputs differ by up to {(expected - found).abs().max():.2g}: its card has other settings"])
+        refuse(job, [f"its outputs differ by up to {(expected - found).abs().max():.2g}: its card has other settings"])
     log.info("verified: the outputs of both are equal")
     if job.form == "diffusers":
         try:
@@ -146,7 +146,7 @@ def _compare_outputs(job: Export, source: Network, written: Network) -> None:
             return
         difference = ((theirs - expected).abs().max() / expected.abs().max()).item()
         if not difference <= TOLERANCE.get(dtype, 0.05):
-            _refuse(job, [f"{name} of diffusers gives outputs that differ by {difference:.2g} of the largest"])
+            refuse(job, [f"{name} of diffusers gives outputs that differ by {difference:.2g} of the largest"])
         log.info("verified: the outputs of diffusers' %s differ by %.2g of the largest", name, difference)
 
 

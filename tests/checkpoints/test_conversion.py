@@ -2,6 +2,8 @@
 """Every pair of forms, both ways, exactly; what is refused, with its reason; and faults that --verify finds."""
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,29 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.adapters import Adapter, read_adapter
 from cosmos_predict2.checkpoints.card import name_of
 from cosmos_predict2.checkpoints.export import FORMS, Export, export
 from cosmos_predict2.checkpoints.export_adapters import ADAPTER_FORMS, export_adapter
 from cosmos_predict2.checkpoints.networks import open_network
+from cosmos_predict2.checkpoints.verify import stand_in_for_torchvision
+from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.wan_dit import WanDiT
+from cosmos_predict2.released import REASON1_ENCODER_DIR, T5, tiny_video2world_path
+from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE
+from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.options import SamplingOptions
+from cosmos_predict2.world_model.world_model import WorldModel
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet, write_standard
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
 from scripts.convert import parser, run
 from tests.checkpoints.nets import SMALL, random_net
+from tests.text.folders import T5_SIZES, reason1_folder, t5_folder
 
 SINGLE_FILES = {"pt": ".pt", "safetensors": ".safetensors", "comfyui": ".safetensors", "kohya": ".safetensors"}
 WAN = dict(model_channels=48, num_blocks=2, num_heads=3, ffn_channels=40, crossattn_emb_channels=8)
@@ -245,3 +258,160 @@ def test_verify_finds_faults_of_an_adapter(form: str, tmp_path: Path) -> None:
         file.write_text(file.read_text().replace('"lora_alpha": 12', '"lora_alpha": 24'))
     with pytest.raises(CheckpointError, match="is added with a scale of 8, in the source with 4"):
         _convert(*words)
+
+
+def test_verify_compares_training_states(tmp_path: Path) -> None:
+    saved = CheckpointSet(str(tmp_path / "run/checkpoints"), "iter_000000004.pt")
+    trees: dict[str, Any] = {kind: {"a": {"b": torch.arange(3.0), "c": 1}} for kind in KINDS}
+    write_standard(saved, {**trees, "trainer": {"iteration": 4}})
+    words = [str(tmp_path / "run"), str(tmp_path / "dcp"), "--to", "dcp", "--verify"]
+    _convert(*words)
+    write_standard(saved, {**trees, "scheduler": {"a": {"b": torch.ones(3), "c": 2}}, "trainer": {"iteration": 4}})
+    with pytest.raises(CheckpointError, match=r"scheduler\.a\.b \(by up to 1\).*scheduler\.a\.c=1, the source 2"):
+        _convert(*words)
+
+
+# Whole folders --------------------------------------------------------------------------------------------------------
+
+
+def _parts(name: str, folder: Path) -> str:
+    """The released layout of a network with small tokenizers and text encoder; its run's card is in the file."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
+
+    made = folder / "made"
+    made.mkdir()
+    run_file = _source(name, made)
+    source = str(folder / "here" / "model.safetensors")
+    Path(source).parent.mkdir()
+    export(Export(run_file, source, "safetensors"))
+    places = {"Predict2.5": "tokenizer.pth", "Wan2.1 T2V": "Wan2.1_VAE.pth", "Wan2.1 I2V": "Wan2.1_VAE.pth"}
+    vae = folder / "here" / places.get(name, "tokenizer/tokenizer.pth")
+    vae.parent.mkdir(exist_ok=True)
+    torch.save(_random(WanVAE(WanConfig(dim=4)), seed=2).state_dict(), vae)
+    if name == "Predict2.5":
+        reason1_folder(folder / "here" / REASON1_ENCODER_DIR)
+    elif name.startswith("Wan"):
+        t5_folder(made / "t5")
+        (folder / "here/tokenizer").mkdir()
+        shutil.copy(made / "t5/spiece.model", folder / "here/tokenizer")
+        UMT5EncoderModel(UMT5Config(vocab_size=200, **T5_SIZES)).save_pretrained(folder / "here/text_encoder")
+    else:
+        t5_folder(folder / "here" / T5, layout="bin", d_model=16)
+    if name == "Wan2.1 I2V":
+        sizes = dict(hidden_size=12, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=28)
+        CLIPVisionModel(CLIPVisionConfig(patch_size=14, **sizes)).save_pretrained(folder / "here/image_encoder")
+        (folder / "here/image_processor").mkdir()
+        (folder / "here/image_processor/preprocessor_config.json").write_text("{}")
+    return source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("tokenizer", "actions")])
+def test_a_whole_folder_goes_to_diffusers_and_back(name: str, tmp_path: Path) -> None:
+    import diffusers
+
+    source, pipeline, back = _parts(name, tmp_path), str(tmp_path / "pipeline"), str(tmp_path / "back")
+    _convert("--from", source, "--to", f"{pipeline}/", "--verify")
+    index = json.loads(Path(pipeline, "model_index.json").read_text())
+    assert hasattr(diffusers, index["_class_name"])
+    if name == "Wan2.1 I2V":
+        with pytest.raises(CheckpointError, match="no image encoder"):
+            _convert(pipeline, back, "--to", "released")
+    else:
+        _convert(pipeline, back, "--to", "released", "--verify")
+        again = str(tmp_path / "again")
+        _convert("--from", back, "--to", again, "--verify")
+        for file in Path(pipeline).rglob("*.*"):
+            there = Path(again, file.relative_to(pipeline))
+            if file.suffix == ".safetensors":
+                ours, theirs = (safetensors.torch.load_file(each) for each in (file, there))
+                assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+            elif file.suffix != ".md":
+                assert there.read_bytes() == file.read_bytes(), there
+
+
+@pytest.mark.slow
+def test_faults_and_missing_parts_of_a_whole_folder_are_found(tmp_path: Path) -> None:
+    source, pipeline = _parts("Video2World", tmp_path), str(tmp_path / "pipeline")
+    words = ["--from", source, "--to", pipeline]
+    _convert(*words)
+    with pytest.raises(CheckpointError, match="exists already"):
+        _convert(*words)
+    faults: dict[str, tuple[Callable[[Path], Any], str]] = {
+        "transformer": (lambda folder: _edit(str(folder), _wrong_key), "weightx"),
+        "vae": (lambda folder: _wrong_scale(str(folder)), "latents_std"),
+        "text_encoder": (lambda folder: _edit(str(folder), _wrong_value), "1 tensors differ"),
+        "scheduler": (lambda folder: (folder / "scheduler_config.json").write_text("{}"), "=None, the source"),
+        "tokenizer": (lambda folder: next(folder.iterdir()).write_text("other"), "pipeline/tokenizer/.* is not"),
+    }
+    for part, (fault, message) in faults.items():
+        fault(Path(pipeline, part))
+        with pytest.raises(CheckpointError, match=message):
+            _convert(*words, "--verify")
+        _convert(*words, "--overwrite")
+    without = ["--from", source, "--to", str(tmp_path / "without")]
+    for part, cure in [(T5, "--text_encoder_path FOLDER, or --no_text_encoder"), ("tokenizer", "--tokenizer_path PA")]:
+        shutil.rmtree(tmp_path / "here" / part)
+        with pytest.raises(CheckpointError, match=cure):
+            _convert(*without)
+    _convert(*without, "--no_text_encoder", "--tokenizer_path", f"{pipeline}/vae")
+    assert json.loads((tmp_path / "without/model_index.json").read_text())["text_encoder"] == [None, None]
+    with pytest.raises(ConfigError, match="--no_text_encoder is for whole folders"):
+        _convert(source, str(tmp_path / "x.pt"), "--no_text_encoder")
+    with pytest.raises(CheckpointError, match=r"TinyTokenizer, for which diffusers has no class.*--to diffusers"):
+        _convert("--from", tiny_video2world_path(), "--to", str(tmp_path / "tiny"))
+
+
+class _NoChecks(nn.Module):
+    """In place of the safety checker, which needs weights."""
+
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def to(self, *_: Any) -> "_NoChecks":
+        return self
+
+    def check_text_safety(self, _: str) -> bool:
+        return True
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_the_pipeline_of_diffusers_gives_our_numbers_with_the_frame_rate_of_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers import Cosmos2VideoToWorldPipeline
+    from diffusers.pipelines.cosmos import pipeline_cosmos2_video2world as theirs
+
+    source, folder = _parts("Video2World", tmp_path), str(tmp_path / "pipeline")
+    _convert("--from", source, "--to", folder)
+    fps = re.search(r"Call it with fps=(\d+)", Path(folder, "README.md").read_text())
+    assert fps is not None
+    stand_in_for_torchvision()
+    monkeypatch.setattr(theirs, "retrieve_latents", lambda encoded, *_: encoded.latent_dist.mode())  # as ours; it draws
+    pipe = Cosmos2VideoToWorldPipeline.from_pretrained(folder, safety_checker=_NoChecks())
+    generator = torch.Generator().manual_seed(3)
+    noise, video = torch.randn(1, 16, 3, 4, 4, generator=generator), torch.rand(1, 5, 3, 32, 32, generator=generator)
+    size = dict(height=32, width=32, num_frames=9, num_inference_steps=6, latents=noise, output_type="latent")
+    words = dict(prompt="push the red puck", negative_prompt="the camera pans")
+    outputs = [pipe(video=video, **words, **size, fps=rate).frames for rate in (int(fps[1]), 16)]
+
+    net = open_network(source).build()
+    load_dit(net, source)
+    tokenizer = WanTokenizer(str(tmp_path / "here/tokenizer/tokenizer.pth"), config=WanConfig(dim=4))
+    encoder = T5Encoder(str(tmp_path / "here" / T5))
+    world = WorldModel(Video2WorldPipelineConfig(), net.eval(), tokenizer)
+    frames = torch.cat([video, video[:, -1:].expand(-1, 4, -1, -1, -1)], 1).transpose(1, 2) * 2 - 1
+    conditions = [
+        Condition(encoder.encode(text), torch.zeros(1, 1, 32, 32)).with_conditioning_frames(
+            tokenizer.encode(frames), torch.tensor([2])
+        )
+        for text in words.values()
+    ]
+    states: list[Tensor] = []
+    options = SamplingOptions(guidance=7.0, num_steps=5, solver="1euler")
+    world.sample(
+        conditions[0], conditions[1], noise, options, lambda _, step: states.append(step.x_next_B_C_T_H_W.float())
+    )
+    torch.testing.assert_close(outputs[0], states[-1], rtol=1e-4, atol=1e-4)
+    with pytest.raises(AssertionError, match="not close"):
+        torch.testing.assert_close(outputs[1], states[-1], rtol=1e-4, atol=1e-4)
