@@ -40,11 +40,11 @@ def model_card(path: str, source: str, more: str = "") -> str:
         "base": base.removeprefix("hf://"),
         "commit": git.get("commit", ""),
     }
-    header = ["tags:", "- world-model", "- cosmos-posttrain"] + (["- lora"] if facts["adapters"] else [])
+    header = ["tags:", "- world-model", *(["- lora"] if facts["adapters"] else [])]
     header += [f"base_model: {facts['base']}"] if is_hub(card.base) else []
     rows = [f"| {name} | {' '.join(value.split())} |" for name, value in facts.items() if value]
-    title = os.path.basename(os.path.normpath(path))
-    return "\n".join(["---", *header, "---", f"# {title}", "", "| fact | value |", "|---|---|", *rows, more])
+    title = f"# {os.path.basename(os.path.normpath(path))}"
+    return "\n".join(["---", *header, "---", title, "", "| fact | value |", "|---|---|", *rows, more])
 
 
 def write_card(folder: str, source: str) -> None:

@@ -6,6 +6,7 @@ memory and are on the GPU for a judgement alone.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,24 +97,18 @@ class VideoFilter:
         encoder = _snapshot(storage.join(folder, SIGLIP))
         config = pretrained.config_of(package.SiglipConfig, encoder).vision_config
         vision = package.SiglipVisionModel(config).float()
-        prefix = "vision_model."
-        kept = prefix if any(name.startswith(prefix) for name in vision.state_dict()) else ""  # of older transformers
-        source = weights.renamed(
-            weights.read(encoder),
-            lambda name: f"{kept}{name.removeprefix(prefix)}" if name.startswith(prefix) else None,
-        )
-        weights.load_into(vision.state_dict(), source).require(source=encoder)
+        inner = getattr(vision, "vision_model", vision)  # of older versions of the package
+        names = "vision_model."  # the text half is not needed
+        source = weights.renamed(weights.read(encoder), lambda n: n.removeprefix(names) if names in n else None)
+        weights.load_into(inner.state_dict(), source).require(source=encoder)
         path = storage.join(folder, "safety_filter.pt")
         layers = weights.renamed(weights.read(path), lambda name: name.rpartition("network.layers.")[2])
-        wanted = {"0.weight": config.hidden_size, "6.bias": len(FRAME_CLASSES)}
-        for name, size in wanted.items():
-            if name not in layers or shape_of(layers, name)[-1] != size:
-                raise CheckpointError(f"{path} is no filter of {len(FRAME_CLASSES)} classes on {encoder}.")
-        first, second = (shape_of(layers, f"{i}.weight")[0] for i in (0, 3))
-        classifier = nn.Sequential(
-            *(nn.Linear(config.hidden_size, first), nn.BatchNorm1d(first), nn.ReLU()),
-            *(nn.Linear(first, second), nn.BatchNorm1d(second), nn.ReLU(), nn.Linear(second, len(FRAME_CLASSES))),
-        )
+        if not {"0.weight", "3.weight"} <= layers.keys():
+            raise CheckpointError(f"{path} is no filter of the release: it has no network.layers.0 and 3.")
+        widths = config.hidden_size, *(shape_of(layers, f"{i}.weight")[0] for i in (0, 3)), len(FRAME_CLASSES)
+        linears = [nn.Linear(inner, outer) for inner, outer in itertools.pairwise(widths)]
+        hidden = [(linear, nn.BatchNorm1d(linear.out_features), nn.ReLU()) for linear in linears[:-1]]
+        classifier = nn.Sequential(*itertools.chain(*hidden), linears[-1])
         weights.load_into(classifier.state_dict(), layers).require(source=path)
         self._size = int(config.image_size)
         self._model = nn.ModuleDict({"vision": vision, "classifier": classifier}).eval().requires_grad_(False)
@@ -130,19 +125,15 @@ class VideoFilter:
                 if not logits.isfinite().all():
                     return Verdict(False, "the filter gives numbers that are not finite")
                 classes += logits.argmax(dim=-1).tolist()
-        found = next((i for i, kind in enumerate(classes) if kind), None)
-        return (
-            Verdict(True) if found is None else Verdict(False, f"frame {found} shows {FRAME_CLASSES[classes[found]]}")
-        )
+        objections = (f"frame {i} shows {FRAME_CLASSES[kind]}" for i, kind in enumerate(classes) if kind)
+        message = next(objections, "")
+        return Verdict(not message, message)
 
 
 def _snapshot(cached: str) -> str:
-    """The folder of the revision that a folder of the hub's cache holds."""
+    """The folder of the only revision that a folder of the hub's cache holds."""
     snapshots = storage.join(cached, "snapshots")
     names = storage.listdir(snapshots) if storage.is_folder(snapshots) else []
-    main = storage.join(cached, "refs", "main")
-    if storage.exists(main) and (name := storage.read_text(main).strip()) in names:
-        return storage.join(snapshots, name)
     if len(names) != 1:
         raise CheckpointError(f"{cached}: expected one snapshot of SigLIP, found {len(names)}. Repeat the download.")
     return storage.join(snapshots, names[0])

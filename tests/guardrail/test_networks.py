@@ -141,11 +141,13 @@ def test_one_bad_frame_is_enough_and_numbers_that_are_not_finite_clear_nothing(r
 def test_a_filter_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     folder, _, layers = make_video_filter(tmp_path)
     torch.save({"model": {"network.layers.0.weight": torch.zeros(12, 16)}}, folder / "safety_filter.pt")
-    with pytest.raises(CheckpointError, match=r"safety_filter\.pt is no filter of 7 classes"):
+    with pytest.raises(CheckpointError, match=r"safety_filter\.pt is no filter of the release"):
         VideoFilter(str(folder))
     write_classifier(folder, layers)
-    (folder / "models--google--siglip-so400m-patch14-384" / "refs" / "main").unlink()
-    VideoFilter(str(folder))  # the only snapshot there is
+    layers[6] = torch.nn.Linear(8, 2)
+    write_classifier(folder, layers)
+    with pytest.raises(CheckpointError, match=r"6\.weight: file \[2, 8\], model \[7, 8\]"):
+        VideoFilter(str(folder))
     (folder / "models--google--siglip-so400m-patch14-384" / "snapshots" / "abc").rename(folder / "elsewhere")
     with pytest.raises(CheckpointError, match="expected one snapshot of SigLIP, found 0"):
         VideoFilter(str(folder))

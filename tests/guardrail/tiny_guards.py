@@ -49,8 +49,6 @@ def make_video_filter(root: Path) -> tuple[Path, Any, nn.Sequential]:
     )
     whole = SiglipModel(config).eval()
     whole.save_pretrained(cached / "snapshots" / "abc")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
     layers = nn.Sequential(
         nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(),
         nn.Linear(8, 7),
