@@ -38,6 +38,7 @@ from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.data.views import named, views_of_data
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.nn.multiview_dit import MultiViewDiT
 from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.released import PREDICT25
 from cosmos_predict2.text.trained_text import KEY as TEXT_KEY
@@ -88,7 +89,7 @@ def register(*classes: type) -> None:
         buildable("part")(cls)
 
 
-register(DiT, Video2WorldDiT, FlatActionDiT, ChunkActionDiT, WanDiT, TinyTokenizer, WanTokenizer)
+register(DiT, Video2WorldDiT, FlatActionDiT, ChunkActionDiT, MultiViewDiT, WanDiT, TinyTokenizer, WanTokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,7 @@ class Family:
             return f"{self.size} {self.kind}"
         if self.text_projection_from is not None:
             return f"{self.size} Predict2.5"
-        return f"{self.size} Text2Image" if self.kind == "Text2Image" else f"{self.size} Video2World"
+        return f"{self.size} {self.kind if self.kind in _KINDS.values() else _KINDS[18]}"
 
     @property
     def net_arguments(self) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class Family:
                 image_channels=self.image_width,
             )
         return dict(
-            in_channels=self.input_channels - 1 - (self.kind != "Text2Image"),
+            in_channels=self.input_channels - {"Text2Image": 1, "multiview": 9}.get(self.kind, 2),
             model_channels=self.width,
             num_blocks=self.num_blocks,
             num_heads=self.width // self.head_dim,

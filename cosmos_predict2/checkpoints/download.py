@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints.dit_weights import LATENT_CHANNELS, describe, open_dit, require_family
+from cosmos_predict2.checkpoints.dit_weights import describe, open_dit, require_family
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.nn.multiview_dit import MultiViewDiT
 from cosmos_predict2.released import (
     EMBODIED,
     EMBODIED_DIR,
@@ -422,7 +423,8 @@ def dit_manifest(network: str) -> dict[str, Tensor]:
     """Every entry of a released network's state dict by name, without memory (meta tensors)."""
     if network not in NETWORKS:
         raise ConfigError(f"There is no released network '{network}'.{near(network, NETWORKS)}")
-    return _state_of(DiT if network.endswith("Text2Image") else Video2WorldDiT, **NETWORKS[network])
+    kinds = {"Text2Image": DiT, "multiview": MultiViewDiT}
+    return _state_of(kinds.get(network.rpartition(" ")[2], Video2WorldDiT), **NETWORKS[network])
 
 
 def manifest_of(network: str) -> dict[str, Tensor]:
@@ -433,10 +435,7 @@ def manifest_of(network: str) -> dict[str, Tensor]:
         from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE
 
         return _state_of(WanVAE, WanConfig())
-    if network == "2B multiview":
-        net = {**NETWORKS["2B Video2World"], "in_channels": LATENT_CHANNELS + 7}
-        state = _state_of(Video2WorldDiT, **net) | {"view_embeddings.weight": torch.empty(7, 7, device="meta")}
-    elif network.endswith((" action-conditioned", " whole-chunk")):
+    if network.endswith((" action-conditioned", " whole-chunk")):
         cls, actions = ACTIONS["2B Video2World" if network.endswith("whole-chunk") else base]
         state = _state_of(cls, **NETWORKS[base], **actions)
     else:
@@ -458,8 +457,7 @@ def file_faults(path: str, network: str) -> tuple[list[str], str]:
         else:
             source = open_dit(path)
             require_family(describe(source), describe(manifest), path, source)
-        allowed = ("pos_embedder_options.*",) if network == "2B multiview" else ()
-        weights.account(manifest, source).require(source=path, allow_unexpected=allowed)
+        weights.account(manifest, source).require(source=path)
     except CheckpointError as error:
         return [str(error)], ""
     return [], dtype_note(source)

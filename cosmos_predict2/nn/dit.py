@@ -80,6 +80,7 @@ class DiT(nn.Module):
 
     has_condition_channel = False
     takes_actions = False  # see action_dit
+    num_views = 1  # see multiview_dit
     extra_channels = 0  # that follow the noisy latents, and
     image_channels: int | None = None  # the width of features of a picture that cross-attention reads: see wan_dit
     begins_anew: tuple[str, ...] = ()  # patterns of parameters that the weights which training starts from may lack

@@ -2,6 +2,9 @@
 """Operations of a network's forward pass, as formulas of its sizes."""
 
 from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
 
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.nn.dit import DiT
@@ -50,7 +53,7 @@ def forward_flops(
     patches = 2 * tokens * (s.features_in + s.features_out) * s.d
     return ForwardFlops(
         self_attention=batch_size * s.blocks * 4 * tokens**2 * s.d,
-        cross_attention=batch_size * s.blocks * 4 * tokens * text_tokens * s.d,
+        cross_attention=batch_size * s.blocks * 4 * tokens * text_tokens * s.d // net.num_views,
         linear=batch_size * s.blocks * tokens * (4 * parts * s.d**2 + 4 * s.hidden * s.d),
         other=batch_size * (time + patches + (0 if is_prepared else text)),
     )
@@ -66,9 +69,8 @@ class _Sizes:
         self.hidden = block.mlp.layer1.out_features
         self.blocks = len(net.blocks)
         self.rank = net.adaln_lora_dim
-        patch = net.patch_spatial**2 * net.patch_temporal
-        self.features_in = (net.in_channels + net.has_condition_channel + net.concat_padding_mask) * patch
-        self.features_out = net.out_channels * patch
+        self.features_in = cast(nn.Linear, net.x_embedder.proj[1]).in_features
+        self.features_out = net.out_channels * net.patch_spatial**2 * net.patch_temporal
         mlps = net.action_mlps() if isinstance(net, ActionDiT) else []
         self.action_mlps = [(mlp.fc1.in_features, mlp.fc1.out_features, mlp.fc2.out_features) for mlp in mlps]
 

@@ -148,7 +148,9 @@ class Denoiser:
             elif condition.extra_B_C_T_H_W is None:
                 x_in = torch.where(mask.bool(), given, x_in)
                 if given_c_noise is not None:
-                    share_B_T = mask.mean(dim=(1, 3, 4))
+                    views = self.net.num_views  # of each latent frame, view after view
+                    share_B_T = mask.unflatten(3, (views, -1)).mean(dim=(1, 4, 5)).transpose(1, 2).flatten(1)
+                    c_noise_B_T = c_noise_B_T.repeat(1, views if c_noise_B_T.shape[1] > 1 else 1)
                     c_noise_B_T = given_c_noise * share_B_T + c_noise_B_T * (1 - share_B_T)
         elif self.conditioning_strategy == "channel_concat":
             x_in = torch.cat([x_in, torch.zeros_like(x_in)], dim=1)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 EXTRAS = (
     *("*_extra_state", "*accum_video_sample_counter", "*accum_image_sample_counter", "*accum_iteration"),
     *("*accum_train_in_hours", "model_card", "action_transform", "action_pipeline", "lora_alpha"),
-    *("*pos_embedder.seq", "*pos_embedder.dim_spatial_range", "*pos_embedder.dim_temporal_range"),
+    *("*pos_embedder*.seq", "*pos_embedder*.dim_spatial_range", "*pos_embedder*.dim_temporal_range"),
 )
 NAMES = 5  # shown for each kind of difference
 CURE = (
