@@ -66,6 +66,7 @@ def run_with(
     *,
     has_metas: bool,
     make: Callable[[], TextEncoder] | None = None,
+    camera: str = "",
 ) -> int:
     """Find the captions, write the ``metas/`` that are not there, encode; the exit code. ``make`` gives the encoder."""
     make = make or functools.partial(make_encoder, args)
@@ -77,18 +78,18 @@ def run_with(
     except DataError as error:
         log.error("nothing was written: %s", error)
         return 1
-    caption_embeddings.compare_with_clips(dataset, captions)
+    caption_embeddings.compare_with_clips(dataset, captions, camera)
     if not captions.results:
         captions.report("captions")
         log.error("nothing was written: %s has no caption that can be used", dataset)
         return 1
     if not has_metas and not args.dry_run:
-        caption_embeddings.write_metas(dataset, captions)
+        caption_embeddings.write_metas(dataset, captions, camera)
     if args.text_encoder == "none":
         return captions.report("captions")
     options = command_line.options_of(embed_captions, args, kind=args.text_encoder)
     encoder = make() if args.text_encoder == "bytes" else make
-    counts = caption_embeddings.embed_dataset(dataset, captions, encoder, **options)
+    counts = caption_embeddings.embed_dataset(dataset, captions, encoder, camera=camera, **options)
     if args.dry_run and counts.written:
         check_weights(args)
     return captions.report("captions")

@@ -16,7 +16,7 @@ dataset=L(ClipDataset)(source=L(Mine)(folder="..."), num_frames=93, video_size=[
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +38,7 @@ from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import SHOWN_KEY, STATE_KEY
 from cosmos_predict2.data.samples import CURE, BadSamples, FrameRule, evenly, frame_item, place_of, text_item
 from cosmos_predict2.data.video.clips import CROPS, Clip, Fit, choose_decoder
+from cosmos_predict2.data.views import stacked
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.tokenizers.sizes import size_problem
 from imaginaire.data.facts import DataFacts, facts_of
@@ -130,6 +131,18 @@ class FramesOf:
 
     def read(self, frames: Sequence[int], fit: Fit | None = None) -> Tensor:
         return self.function(frames, fit)
+
+
+@contextmanager
+def opened_views(views: Sequence[AbstractContextManager[Clip]], name: str) -> Iterator[Clip]:
+    """One clip of several cameras, their pictures below each other; ``name`` is for messages."""
+    with ExitStack() as opened:
+        clips = [opened.enter_context(view) for view in views]
+        forms = [(clip.num_frames, clip.fps) for clip in clips]
+        if len(set(forms)) > 1:
+            found = ", ".join(f"{count} at {fps:g} a second" for count, fps in forms)
+            raise DataError(f"{name}: its cameras have frames that do not go together: {found}.")
+        yield FramesOf(*forms[0], lambda frames, fit: stacked([clip.read(frames, fit) for clip in clips]))
 
 
 class ClipDataset(Dataset[dict[str, Any]]):

@@ -61,8 +61,9 @@ def _form(folder: Path) -> str | None:
         return "video"
     if videos.is_dir() and (cameras := sorted(path.name for path in videos.iterdir() if _holds(path, VIDEO_SUFFIXES))):
         raise DataError(
-            f"{videos} has a folder of clips for each camera ({', '.join(cameras)}), but multiview is not here: move"
-            f" those of one camera to {videos}."
+            f"{videos} has a folder of clips for each camera ({', '.join(cameras)}): a multi-view model trains on it"
+            " (cosmos_predict2.data.dataset_multiview). For one of a single view, move those of one camera to"
+            f" {videos}."
         )
     if _holds(images, IMAGE_SUFFIXES):
         return "image"

@@ -102,17 +102,3 @@ def _size_note(path: Path, video_size: Any) -> str | None:
         return swapped_size(tuple(video_size), (found.height, found.width), str(path))
     except (DataError, TypeError, ValueError):
         return None  # the faults of clip and size have findings of their own
-
-
-_NOT_HERE = "multiview is not here: use cosmos_predict2.data.dataset_video.Dataset with the folder of one camera"
-
-
-class MultiviewDataset:
-    """The published name of the data set of several cameras, whose models do not run here: it raises."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise ConfigError(f"MultiviewDataset: {_NOT_HERE}.")
-
-    @classmethod
-    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        yield error(context.key, _NOT_HERE)

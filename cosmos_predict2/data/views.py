@@ -39,6 +39,8 @@ def views_of(camera: str | None) -> tuple[str, ...]:
 
 def views_of_data(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """The views of a data set's samples, by its arguments; of several cameras that take turns those of the first."""
+    if arguments.get("camera_keys"):
+        return tuple(map(str, arguments["camera_keys"]))
     cameras = arguments.get("cameras")
     camera = (
         cameras[0] if isinstance(cameras, Sequence) and cameras else arguments.get("camera", arguments.get("cam_id"))

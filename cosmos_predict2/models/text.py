@@ -187,7 +187,7 @@ def data_text_problems(data: Mapping[str, Any], net: Mapping[str, Any]) -> Itera
             " of the text encoder that the network is for, or choose another network"
         )
     place = data.get("dataset_dir")
-    folder = find_embedding_dir(Path(str(place))) if place else None
+    folder = _embedding_dir(data, place)
     try:
         found = width if folder is None else EmbeddingFolder(folder).width
     except DataError:
@@ -219,7 +219,7 @@ def data_text(data: Mapping[str, Any]) -> TrainedText | None:
     if "load_t5_embeddings" in parameters and not data.get("load_t5_embeddings"):
         return None if made is None else TrainedText(NO_TEXT, num_tokens, num_tokens, made[1])
     place = data.get("dataset_dir") or data.get("root")
-    folder = data.get("embedding_dir") or (find_embedding_dir(Path(str(place))) if place else None)
+    folder = data.get("embedding_dir") or _embedding_dir(data, place)
     if folder is None:
         return None
     try:
@@ -230,6 +230,13 @@ def data_text(data: Mapping[str, Any]) -> TrainedText | None:
     except DataError:
         return None  # the data set's check reports it
     return TrainedText(record.encoder, record.num_tokens, num_tokens, record.width)
+
+
+def _embedding_dir(data: Mapping[str, Any], place: Any) -> Path | None:
+    """The folder of a data set's embeddings, of several cameras that of the front one."""
+    folder = find_embedding_dir(Path(str(place))) if place else None
+    camera = data.get("front_camera_key") or next(iter(data.get("camera_keys") or ()), "")
+    return None if folder is None else folder / str(camera)
 
 
 def text_of_config(text: TrainingTextConfig) -> TrainedText | None:

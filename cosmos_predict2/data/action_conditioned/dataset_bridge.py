@@ -7,7 +7,7 @@ BRIDGE/annotation/{train,val,test}/NAME.npy     embeddings of the captions, read
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,16 @@ from cosmos_predict2.data.action_conditioned.recordings import (
 from cosmos_predict2.data.clip_dataset import (
     ACTION_FPS,
     ClipDataset,
-    FramesOf,
     GivenTransform,
     Source,
     Text,
+    opened_views,
     require_state,
     shape_problems,
     state_range,
 )
 from cosmos_predict2.data.video.clips import Clip, open_clip, probe
-from cosmos_predict2.data.views import cameras_in, stacked
+from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
@@ -243,20 +243,12 @@ class BridgeSource(Source):
         return len(self.recordings)
 
     def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
-        return self._views(i) if self.num_views > 1 else self._view(i, camera)
+        if self.num_views == 1:
+            return self._view(i, camera)
+        return opened_views([self._view(i, k) for k in range(self.num_views)], str(self.recordings.path(i)))
 
     def _view(self, i: int, camera: int) -> AbstractContextManager[Clip]:
         return open_clip(self.videos / self.recordings.video(i, camera), **self.decoding)
-
-    @contextmanager
-    def _views(self, i: int) -> Iterator[Clip]:
-        with ExitStack() as opened:
-            clips = [opened.enter_context(self._view(i, k)) for k in range(self.num_views)]
-            forms = [(clip.num_frames, clip.fps) for clip in clips]
-            if len(set(forms)) > 1:
-                found = ", ".join(f"{count} at {fps:g} a second" for count, fps in forms)
-                raise DataError(f"{self.recordings.path(i)}: its cameras have frames that do not go together: {found}.")
-            yield FramesOf(*forms[0], lambda frames, fit: stacked([clip.read(frames, fit) for clip in clips]))
 
     def names(self, i: int, camera: int) -> dict[str, str]:
         video = str(self.videos / self.recordings.video(i, camera))

@@ -25,6 +25,7 @@ from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.data.clip_dataset import ClipDataset, FramesOf, Source, Text
 from cosmos_predict2.data.dataset_forms import TOY_STATES
 from cosmos_predict2.data.video.clips import Clip, Fit
+from cosmos_predict2.data.views import stacked
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import NO_TEXT
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
@@ -46,7 +47,9 @@ class EpisodeVideos(ClipDataset):
     The window's start comes from NumPy's global generator, which the loader seeds per sample; ``start`` fixes it. Items
     have the keys of a folder of videos, and ``action`` [num_frames - 1, action_dim]: row k leads from frame k to frame
     k + 1. Without ``captions`` the text is zeros, as action-conditioned models have it: a caption would reveal how
-    the episode ends. ``hide_actions`` replaces actions by zeros, to see what a model predicts without them.
+    the episode ends. ``hide_actions`` replaces actions by zeros, to see what a model predicts without them. ``views``:
+    so many cameras around the table, each a quarter turn further, below each other (`data.views`); the first has the
+    text.
     """
 
     source: "EpisodeSource"
@@ -65,6 +68,7 @@ class EpisodeVideos(ClipDataset):
         start: int | None = None,
         captions: bool = True,
         hide_actions: bool = False,
+        views: int = 1,
     ) -> None:
         last = episodes.states.shape[1] - num_frames
         if last < 0 or not 0 <= (start or 0) <= last:
@@ -74,14 +78,14 @@ class EpisodeVideos(ClipDataset):
             )
         self.episodes = episodes
         self._hides_actions = hide_actions
-        text = _embeddings(BytesEncoder(num_tokens, width), episodes.captions) if captions else {}
+        text = _embeddings(BytesEncoder(num_tokens, width), episodes.captions, views) if captions else {}
         super().__init__(
-            EpisodeSource(episodes, name, start or 0, text),
+            EpisodeSource(episodes, name, start or 0, text, views),
             num_frames,
             None,
             sampling="random" if start is None else "first",
             fps=fps,
-            num_tokens=num_tokens,
+            num_tokens=views * num_tokens,
             text_width=width,
         )
         self.action_transform = controller(episodes.actions.shape[-1], scale=1.0)  # they lie in [-1, 1] already
@@ -116,6 +120,7 @@ class EpisodeSource(Source):
     name: str
     first: int
     embedded: Mapping[str, tuple[Tensor, Tensor]]
+    views: int = 1
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -123,7 +128,8 @@ class EpisodeSource(Source):
     def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
         def read(frames: Sequence[int], fit: Fit | None) -> Tensor:
             pictures = self.episodes.render(i, self.first + frames[0], self.first + frames[-1] + 1)
-            return torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
+            video = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
+            return stacked([video.rot90(k, (-2, -1)) for k in range(self.views)])
 
         return nullcontext(FramesOf(self.episodes.states.shape[1] - self.first, 1.0, read))
 
@@ -157,11 +163,12 @@ class ToyWorldVideos(EpisodeVideos):
         ring_elsewhere: float | None = None,
         captions: bool = True,
         hide_actions: bool = False,
+        views: int = 1,
     ) -> None:
         if split not in SPLITS:
             raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
         counts = dict(num_episodes=num_episodes, num_frames=num_frames, num_steps=num_steps, seed=seed)
-        for problem in count_problems(counts):
+        for problem in count_problems(counts | dict(views=views)):
             raise ConfigError(f"{problem}.")
         try:
             episodes = make_episodes(
@@ -189,6 +196,7 @@ class ToyWorldVideos(EpisodeVideos):
             start=start,
             captions=captions,
             hide_actions=hide_actions,
+            views=views,
         )
 
     @classmethod
@@ -239,15 +247,16 @@ class ToyWorldStates(EpisodeVideos):
 
 def count_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
     """A problem for each number of `ToyWorldVideos` that is too small."""
-    for name, least in (("num_episodes", 1), ("num_frames", 1), ("num_steps", 1), ("seed", 0)):
+    for name, least in (("num_episodes", 1), ("num_frames", 1), ("num_steps", 1), ("seed", 0), ("views", 1)):
         if isinstance(value := arguments.get(name), int) and value < least:
             yield f"{name}={value}; at least {least} is needed"
 
 
-def _embeddings(encoder: BytesEncoder, captions: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Embedding and mask of each distinct caption."""
+def _embeddings(encoder: BytesEncoder, captions: Sequence[str], views: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Embedding and mask of each distinct caption: the text of the first view, and zeros for the others."""
     distinct = sorted(set(captions))
     embeddings = encoder.encode(distinct)
+    embeddings = torch.nn.functional.pad(embeddings, (0, 0, 0, (views - 1) * embeddings.shape[1]))
     masks = (embeddings != 0).any(dim=-1).long()
     return {caption: (embeddings[i], masks[i]) for i, caption in enumerate(distinct)}
 

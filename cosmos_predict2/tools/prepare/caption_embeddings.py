@@ -85,14 +85,17 @@ def captions_of_csv(path: Path, prefix: str = "") -> Captions:
     return captions
 
 
-def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Captions:
-    """The same prompt for every clip (or picture), except where ``metas/`` has a text already."""
+def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False, camera: str = "") -> Captions:
+    """The same prompt for every clip (or picture), except where ``metas/`` has a text already.
+
+    Of several cameras each has a folder below ``videos/``, ``metas/`` and ``t5_xxl/``.
+    """
     folder, suffixes, what = _media(is_image)
     if not prompt.strip():
         raise DataError("--prompt is empty: describe what is to be seen.")
     captions, others = Captions(), []
-    for stem in require_files(dataset / folder, suffixes, what):
-        path = dataset / "metas" / f"{stem}.txt"
+    for stem in require_files(dataset / folder / camera, suffixes, what):
+        path = dataset / "metas" / camera / f"{stem}.txt"
         try:
             text = read_caption(path) if path.exists() else prompt.strip()
         except DataError as error:
@@ -111,18 +114,18 @@ def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Ca
     return captions
 
 
-def write_metas(dataset: Path, captions: Captions) -> None:
+def write_metas(dataset: Path, captions: Captions, camera: str = "") -> None:
     """Write ``metas/NAME.txt`` wherever its text differs."""
     for stem, text in captions.results:
-        path = dataset / "metas" / f"{stem}.txt"
+        path = dataset / "metas" / camera / f"{stem}.txt"
         if not path.exists() or path.read_bytes().strip() != text.encode():
             write_text(path, text + "\n")
 
 
-def compare_with_clips(dataset: Path, captions: Captions) -> None:
+def compare_with_clips(dataset: Path, captions: Captions, camera: str = "") -> None:
     """Warn of clips without a caption and of captions without a clip, with their counts and names."""
     for folder, suffixes, what in (_media(False), _media(True)):
-        clips = files_by_stem(dataset / folder, suffixes)
+        clips = files_by_stem(dataset / folder / camera, suffixes)
         if not clips:
             continue
         stems = {stem for stem, _ in captions.results}
@@ -141,11 +144,12 @@ def embed_dataset(
     captions: Captions,
     encoder: TextEncoder | Callable[[], TextEncoder],
     *,
+    camera: str = "",
     dry_run: bool = False,
     **options: Any,
 ) -> Counts:
     """Write what the data set's folder of embeddings lacks, and log it; ``options`` are those of `embed_captions`."""
-    folder = find_embedding_dir(dataset) or dataset / FOLDER_NAMES[0]
+    folder = (find_embedding_dir(dataset) or dataset / FOLDER_NAMES[0]) / camera
     counts = embed_captions(folder, dict(captions.results), encoder, dry_run=dry_run, **options)
     log.info(
         "%s: embeddings %s: %d, of %d different captions; kept as they are: %d",

@@ -15,7 +15,6 @@ import torch
 
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.dataset_forms import form_of
-from cosmos_predict2.data.dataset_video import MultiviewDataset
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.video import media
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -24,7 +23,7 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tools.check.dataset import DatasetReport, as_text
 from cosmos_predict2.tools.prepare.latent_cache import cache_latents
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import DataError
 from scripts import check_dataset as script
 from scripts import get_t5_embeddings, prepare_lerobot_data
 from tests.data import sources_lerobot as made
@@ -344,10 +343,8 @@ def test_cached_latents_are_checked_with_their_clips_and_without(folder: Path) -
 
 def test_clips_of_several_cameras_are_refused_by_name(tmp_path: Path) -> None:
     _video(tmp_path / "videos" / "front" / "a.mp4")
-    with pytest.raises(DataError, match=r"each camera \(front\), but multiview is not here"):
+    with pytest.raises(DataError, match=r"each camera \(front\): a multi-view model trains on it"):
         form_of(tmp_path)
-    with pytest.raises(ConfigError, match="multiview is not here"):
-        MultiviewDataset(str(tmp_path))
 
 
 @pytest.fixture
