@@ -24,6 +24,7 @@ ACTION_KEY = "action"
 STATE_KEY = "state"  # of the robot, [B, F, S] at the frames
 SHOWN_KEY = "shown"  # 1 for each view that was filmed, [B, V]
 EXTRA_KEY, IMAGE_KEY = "extra_channels", "image_features"  # of image to video, see `image_channels`
+GIVEN_VIEW_KEY = "given_view"  # of several views the one of which all frames are given, [B]
 EMBEDDERS = ("fps", "padding_mask", "text", "use_video_condition")  # in the order of their draws
 
 
@@ -49,6 +50,14 @@ class Condition:
         """The same, with the first latent frames of each sample as conditioning frames."""
         mask = conditioning_frames_mask(num_frames_B, gt_frames_B_C_T_H_W)
         return replace(self, gt_frames_B_C_T_H_W=gt_frames_B_C_T_H_W, condition_mask_B_1_T_H_W=mask)
+
+    def with_given_view(self, view_B: Tensor, num_views: int) -> "Condition":
+        """The same, with all frames of a view of each sample as conditioning frames."""
+        assert self.condition_mask_B_1_T_H_W is not None
+        is_given_B_V = F.one_hot(view_B, num_views)
+        mask_B_1_T_V_H_W = self.condition_mask_B_1_T_H_W.unflatten(3, (num_views, -1))
+        given = torch.maximum(mask_B_1_T_V_H_W, is_given_B_V[:, None, None, :, None, None].to(mask_B_1_T_V_H_W))
+        return replace(self, condition_mask_B_1_T_H_W=given.flatten(3, 4))
 
     def frames(self, first: int, end: int) -> "Condition":
         """The same for latent frames ``first`` to ``end``: values of frames are cut, values of the clip stay."""

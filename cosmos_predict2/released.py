@@ -9,6 +9,7 @@ The folder is an argument, else what ``COSMOS_PREDICT2_ARGS="--checkpoints DIR"`
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "0.6B Text2Image": _net(_06B, (1.0, 4.0, 4.0)),
     "2B Text2Image": _net(_2B, (1.0, 4.0, 4.0)),
     "14B Text2Image": _net(_14B, (1.0, 4.0, 4.0)),
+    "2B multiview": _net(_2B, (8 / 24, 3.0, 3.0)),
     "2B Predict2.5": _net(_2B, (1.0, 3.0, 3.0), **_P25),
     "14B Predict2.5": _net(_14B, (1.0, 3.0, 3.0), **_P25),
 }
@@ -130,16 +132,16 @@ DEFAULT_NEGATIVE_PROMPT = (
 
 # What was published and does not run here yet, by a word of its names (experiments, groups, models, files): what it is,
 # and what to use in its place.
-_TEXT2IMAGE = "Text2Image", "its pictures are made by examples/text2image.py, and it is not trained here"
-_MULTIVIEW = "multiview", "use a Video2World model for each camera"
+_TEXT2IMAGE = "Text2Image", "its pictures are made by examples/text2image.py"
+_MULTIVIEW25 = "multi-view Predict2.5", "use that of Predict2 (examples/multiview.py)"
 NOT_YET = {
-    "text2image": _TEXT2IMAGE,
     "0.6b": _TEXT2IMAGE,
-    "multiview": _MULTIVIEW,
-    "waymo": _MULTIVIEW,
-    "7views": _MULTIVIEW,
+    "auto/multiview": _MULTIVIEW25,
+    "robot/multiview": _MULTIVIEW25,
     "dmd2": ("DMD2", "distil your own model by experiment=tiny_student (documentations/students.md)"),
 }
+_MULTIVIEW = "multiview", "use examples/multiview.py"
+OF_OTHER_PROGRAMS = {"Text2Image": _TEXT2IMAGE, "-Multiview": _MULTIVIEW, "views-": _MULTIVIEW}
 
 
 @dataclass(frozen=True)
@@ -278,24 +280,24 @@ def get_guardrail_dir(*, root: str | None = None) -> str:
     return _below(root, GUARDRAIL)
 
 
-def not_yet_here(name: str) -> str | None:
+def not_yet_here(name: str, absent: Mapping[str, tuple[str, str]] = NOT_YET) -> str | None:
     """A sentence on a published name of what this version does not run; None for any other name."""
-    what, use = next((found for word, found in NOT_YET.items() if word in name.lower()), ("", ""))
+    what, use = next((found for word, found in absent.items() if word.lower() in name.lower()), ("", ""))
     return f"{name} is not yet here: this program has no {what} models; {use}" if what else None
 
 
 def runs_nowhere(name: str) -> bool:
     """True for a published name whose weights no program takes."""
-    return not_yet_here(name) is not None and NOT_YET["text2image"][1] not in str(not_yet_here(name))
+    return not_yet_here(name) is not None and _TEXT2IMAGE[1] not in str(not_yet_here(name))
 
 
 def released_but_absent(path: str) -> str | None:
-    """The same of a published file or repository, wherever it lies; None for weights of one's own, whatever their path
-    is called."""
+    """The same of a published file or repository that no program of videos takes, wherever it lies; None for weights of
+    one's own, whatever their path is called."""
     file = path.rstrip("/").rpartition("/")[2]
     model = next((model for model, (_, place) in PREDICT25.items() if path.endswith(place)), "")
     is_published = re.search(r"(^|/)(Cosmos-Predict2-[\d.]+B-\w+)", path) or re.fullmatch(r"model-.+views.*\.pt", file)
-    return not_yet_here(model) if model else not_yet_here(path) if is_published else None
+    return not_yet_here(model) if model else not_yet_here(path, OF_OTHER_PROGRAMS) if is_published else None
 
 
 def download_command(path: str) -> str | None:
@@ -349,6 +351,11 @@ def tiny_video2world_path() -> str:
 def tiny_text2image_path() -> str:
     """Path of the tiny Text2Image weights: the averaged ones, in half precision."""
     return str(SHIPPED / "tiny_text2image.safetensors")
+
+
+def tiny_multiview_path() -> str:
+    """Path of the tiny multi-view weights: the averaged ones, in half precision."""
+    return str(SHIPPED / "tiny_multiview.safetensors")
 
 
 def tiny_action_path() -> str:

@@ -2,21 +2,22 @@
 """Modules that moved to or in this package, keys of configurations, and names that published code imports:
 ``imaginaire.renamed`` makes them importable."""
 
-_RL = "model.config.rl"
-KEYS = {  # of policies, which have the names of world models
+_RL, _PIPE = "model.config.rl", "model.config.pipe_config"
+KEYS = {  # of policies, which have the names of world models; and of several views, which have those of one
     f"{_RL}.advantage_correction": f"{_RL}.advantage.correction",
     f"{_RL}.advantage_epsilon": f"{_RL}.advantage.epsilon",
     f"{_RL}.loss.clip_high": f"{_RL}.clip_ratio_high",
     f"{_RL}.loss.clip_low": f"{_RL}.clip_ratio",
     f"{_RL}.loss.dual_clip": f"{_RL}.dual_clip",
     f"{_RL}.loss.kl_beta": f"{_RL}.kl_beta",
+    f"{_PIPE}.max_num_conditional_frames_per_view": f"{_PIPE}.max_num_conditional_frames",
+    f"{_PIPE}.min_num_conditional_frames_per_view": f"{_PIPE}.min_num_conditional_frames",
 }
 
 RENAMED = {
     "cosmos_predict2.checkpoints.tiny_base": "cosmos_predict2.released",  # what a page named
     "cosmos_predict2.configs.base.config_predict2p5": "cosmos_predict2.configs.base.config_video2world",  # as below
     "cosmos_predict2.configs.choice": "cosmos_predict2.configs.base.config_video2world",
-    "cosmos_predict2.data.dataset_multiview": "cosmos_predict2.data.dataset_video",
     "cosmos_predict2.data.media": "cosmos_predict2.data.video.media",  # what pages imported, as video_quality below
     "cosmos_predict2.diffusion.step": "cosmos_predict2.diffusion.solvers",  # what pages imported
     "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
@@ -50,8 +51,7 @@ RENAMED = {
 _HERE = "cosmos_predict2.compat.predict2"
 _RELEASED = "cosmos_predict2.released"
 _TRAINING = "cosmos_predict2.configs.base.defaults.training"
-_NO_MULTIVIEW = "there are no multi-view models here; use a Video2World model for each camera."
-_NOT_TRAINED = "Text2Image is not trained here; use examples/text2image.py for pictures."
+_MODEL = "cosmos_predict2.models.video2world_model:"
 _IMAGES = (
     "use cosmos_predict2.pipelines.video2world: Video2WorldPipeline, of get_cosmos_predict2_text2image_pipeline(),"
     " called with num_conditional_frames=0; or examples.text2image: main([FLAGS])."
@@ -65,7 +65,9 @@ NAMES = {
     },
     "cosmos_predict2.auxiliary.guardrail.common": {"presets": "cosmos_predict2.guardrail.runner:"},
     "cosmos_predict2.callbacks.device_monitor": {"DeviceMonitor": "imaginaire.training.callbacks.monitor"},
-    "cosmos_predict2.callbacks.every_n_draw_sample_multiviewvideo": {"EveryNDrawSampleMultiviewVideo": _NO_MULTIVIEW},
+    "cosmos_predict2.callbacks.every_n_draw_sample_multiviewvideo": {
+        "EveryNDrawSampleMultiviewVideo": "use cosmos_predict2.callbacks.draw_samples: DrawSamples."
+    },
     "cosmos_predict2.callbacks.grad_clip": {"GradClip": "imaginaire.training.callbacks.train"},
     "cosmos_predict2.callbacks.iter_speed": {"IterSpeed": "imaginaire.training.callbacks.report"},
     "cosmos_predict2.callbacks.loss_log": {"LossLog": "imaginaire.training.callbacks.report"},
@@ -73,7 +75,8 @@ NAMES = {
     "cosmos_predict2.conditioner": {
         "ActionConditioner TextConditioner VideoConditioner": f"{_HERE}:conditioner",
         "BooleanFlag ReMapkey TextAttr": f"{_HERE}:embedder",
-        "ConditionLocation MultiViewConditioner": _NO_MULTIVIEW,
+        "ConditionLocation": "use the words first_random_n, ref_cam, any_cam and no_cam.",
+        "MultiViewConditioner": f"{_HERE}:conditioner",
     },
     "cosmos_predict2.configs.action_conditioned.defaults.data": {
         "register_training_and_val_data_action_conditioned": "cosmos_predict2.configs.action_conditioned.defaults.data"
@@ -82,7 +85,6 @@ NAMES = {
     "cosmos_predict2.configs.action_conditioned.defaults.model": {
         "register_model_action_conditioned": "cosmos_predict2.configs.action_conditioned.defaults.model:register",
     },
-    "cosmos_predict2.configs.base.config_multiview": {"get_cosmos_predict2_multiview_pipeline": _NO_MULTIVIEW},
     "cosmos_predict2.configs.base.config_natten": {
         "PREDICT2_VIDEO2WORLD_NET_2B_NATTEN_PARAMETERS PREDICT2_VIDEO2WORLD_NET_14B_NATTEN_PARAMETERS": "the natten"
         " weights run with dense attention; use get_cosmos_predict2_video2world_pipeline(natten=True).",
@@ -123,14 +125,18 @@ NAMES = {
     },
     "cosmos_predict2.datasets.joint_dataloader": {"IterativeJointDataLoader": _MIXED},
     "cosmos_predict2.functional.lr_scheduler": {"LambdaLinearScheduler": "imaginaire.optim.schedules:lambda_linear"},
-    "cosmos_predict2.models.multiview_dit": {"MultiViewDiT": _NO_MULTIVIEW},
-    "cosmos_predict2.models.multiview_model": {"Predict2MultiviewModel Predict2MultiviewModelConfig": _NO_MULTIVIEW},
+    "cosmos_predict2.models.multiview_dit": {"MultiViewDiT": "cosmos_predict2.nn.multiview_dit"},
+    "cosmos_predict2.models.multiview_model": {
+        "Predict2MultiviewModel": f"{_MODEL}Video2WorldModel",
+        "Predict2MultiviewModelConfig": f"{_MODEL}Predict2Video2WorldModelConfig",
+    },
     "cosmos_predict2.models.text2image_dit": {
         "MiniTrainDIT": "cosmos_predict2.nn.dit:DiT",
         "SACConfig": "builtins:dict",
     },
     "cosmos_predict2.models.text2image_model": {
-        "Predict2Text2ImageModel Predict2Text2ImageModelConfig": _NOT_TRAINED,
+        "Predict2Text2ImageModel": f"{_MODEL}Video2WorldModel",
+        "Predict2Text2ImageModelConfig": f"{_MODEL}Predict2Video2WorldModelConfig",
     },
     "cosmos_predict2.models.utils": {
         "init_weights_on_device": _HERE,
@@ -141,7 +147,6 @@ NAMES = {
     },
     "cosmos_predict2.models.video2world_dit": {"MinimalV1LVGDiT": "cosmos_predict2.nn.dit:Video2WorldDiT"},
     "cosmos_predict2.module.denoiser_scaling": {"RectifiedFlowScaling": _HERE},
-    "cosmos_predict2.pipelines.multiview": {"MultiviewPipeline": _NO_MULTIVIEW},
     "cosmos_predict2.pipelines.text2image": {"Text2ImagePipeline": _IMAGES},
     "cosmos_predict2.pipelines.video2video_sdedit": {
         "Text2ImageSDEditPipeline": _IMAGES,
@@ -210,7 +215,7 @@ NAMES = {
     "imaginaire.utils.ema": {"FastEmaModelUpdater": "use imaginaire.training.model: PowerEMA."},
     "imaginaire.utils.io": {
         "save_image_or_video save_text_prompts": _HERE,
-        "save_image_or_video_multiview": _NO_MULTIVIEW,
+        "save_image_or_video_multiview": "use save_image_or_video, which takes what MultiviewPipeline gives.",
     },
     "imaginaire.utils.log": {"critical debug error exception info success warning": _HERE},
     "imaginaire.utils.misc": {"set_random_seed": _HERE},

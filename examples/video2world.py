@@ -45,6 +45,12 @@ def choose_video_model(args: argparse.Namespace) -> Any:
     return choose_model(values_of(VideoModel, args), args.input_path)
 
 
+def video_pipeline() -> Any:
+    from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+
+    return Video2WorldPipeline
+
+
 @dataclass(frozen=True)
 class Program:
     """A program of this family: this one, with flags of its own, and steps that change what is made."""
@@ -61,6 +67,7 @@ class Program:
     # (flags, choice of the model, requests and settings of the flags) -> those that are carried out
     plan: Callable[[argparse.Namespace, Any, Jobs], Jobs] = lambda args, choice, jobs: jobs
     after: Callable[[argparse.Namespace, Any, Jobs], None] = lambda args, choice, jobs: None  # with the videos
+    pipeline: Callable[[], Any] = video_pipeline  # its class
 
 
 VIDEO2WORLD = Program()
@@ -168,7 +175,7 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
-    from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, announce, check_num_gpus
+    from cosmos_predict2.pipelines.video2world import announce, check_num_gpus
     from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS
     from cosmos_predict2.world_model.objectives import chosen_solver, objective_of
@@ -198,10 +205,10 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
     check_parts(config.net, dit_path, others if is_leader else [], which, lora_alpha)
     device = args.device if args.num_gpus == 1 or args.device == "cpu" else distributed.device()
 
-    def make_pipeline() -> Video2WorldPipeline:
+    def make_pipeline() -> Any:
         if args.num_gpus > 1 and is_leader:
             announce()
-        return Video2WorldPipeline.from_config(
+        return program.pipeline().from_config(
             config,
             dit_path,
             use_text_encoder=not args.prompt_embeddings,
@@ -309,7 +316,8 @@ def check_embeddings(embeddings: Any, requests: Any, path: str, config: Any) -> 
     if (problem := other_text(config.text_encoder_name, embeddings.name, embeddings.values())) is not None:
         raise ConfigError(f"{path} {problem} (python -m scripts.encode_prompts writes it.)")
     texts = [text for request in requests for text in (request.prompt, request.negative_prompt) if text]
-    if missing := [text for text in texts if text not in embeddings]:
+    lines = [line for text in texts for line in ([text] if text in embeddings else text.split("\n")) if line]
+    if missing := [line for line in lines if line not in embeddings]:
         raise ConfigError(f"{path} has no embedding of {missing[0]!r}. Write it with python -m scripts.encode_prompts.")
 
 

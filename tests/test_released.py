@@ -151,6 +151,7 @@ def test_the_manifests_of_multiview_and_tokenizer() -> None:
     assert tuple(tensors["x_embedder.proj.1.weight"].shape) == (2048, 100)
     assert tuple(tensors["view_embeddings.weight"].shape) == (7, 7)
     assert str(describe(tensors)) == "2B multiview, width 2048, 28 blocks"
+    assert describe(tensors).network == "2B multiview" and describe(tensors).net_arguments["in_channels"] == 16
     assert str(describe(manifest_of("2B action-conditioned"))).endswith("84 numbers of actions at once")
     assert len(manifest_of("tokenizer")) == 194
 

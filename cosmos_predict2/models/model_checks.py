@@ -21,6 +21,7 @@ from cosmos_predict2.models.actions import NO_IMAGES, ONE_RUN, action_size
 from cosmos_predict2.models.config import given_shares
 from cosmos_predict2.models.text import PROJECTION, check_text, data_text_problems
 from cosmos_predict2.nn.action_dit import ActionDiT
+from cosmos_predict2.nn.multiview_dit import MultiViewDiT
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.assembly import NETWORK_KEY, NO_NETWORK, attention_problem
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
@@ -158,8 +159,11 @@ def check_data(key: str, data: Mapping[str, Any], config: Mapping[str, Any]) -> 
         yield error(key, text, f"Set it to {wanted}")
     sides = [8 * (pipe["net"].get(name) or RELEASED_LATENT_SIDE) for name in ("max_img_h", "max_img_w")]
     size = list(data.get("video_size") or ())
-    if (num_views := len(views_of_data(data))) > 1 and size:  # below each other
-        size[0] *= num_views
+    target, views = target_of(pipe["net"]), views_of_data(data)
+    if isinstance(target, type) and issubclass(target, MultiViewDiT):
+        yield from errors(key, [views_problem(pipe["net"], data)])
+    elif len(views) > 1 and size:  # below each other
+        size[0] *= len(views)
     if any(isinstance(side, int) and side > most for side, most in zip(size, sides)):
         text = f"video_size={size} is beyond the positions of the network, at most {sides}"
         yield error(key, text, "Set a smaller one, [48,48] for a tiny model")
@@ -169,6 +173,19 @@ def check_data(key: str, data: Mapping[str, Any], config: Mapping[str, Any]) -> 
         if data.get("text_encoder") == "none":
             text = "text_encoder=none reads captions without embeddings, but nothing is set to encode them"
             yield error(key, text, "Set model.config.text.encoder")
+
+
+def views_problem(net: Mapping[str, Any], data: Mapping[str, Any]) -> str | None:
+    """The reason why data of several cameras are not those of a multi-view network; None where they may be."""
+    ids, keys = list(net.get("view_ids") or range(net.get("n_cameras_emb", 7))), data.get("camera_keys") or ()
+    if (count := data.get("views") or len(keys)) and count != len(ids):
+        return f"it has {count} views, but the network {len(ids)}: set {NETWORK_KEY}.view_ids to the camera of each"
+    own = data.get("camera_to_view_id") or {}
+    if own and keys and (found := [own.get(key) for key in keys]) != ids:
+        return (
+            f"its views are the cameras {found} (camera_to_view_id), but {NETWORK_KEY}.view_ids={ids}: make them equal"
+        )
+    return None
 
 
 def check_true_clips(data_sets: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from cosmos_predict2.checkpoints.card import (
     read_card,
 )
 from cosmos_predict2.checkpoints.dit_loading import alpha_differences
-from cosmos_predict2.conditioner import TEXT_KEY, Condition
+from cosmos_predict2.conditioner import GIVEN_VIEW_KEY, TEXT_KEY, Condition
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.models import model_checks
@@ -44,6 +44,7 @@ from cosmos_predict2.models.config import (
 from cosmos_predict2.models.teacher import check_teacher, passes_of_teacher, teacher_of
 from cosmos_predict2.models.text import TrainingText, data_text, require_text, text_of_config
 from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.nn.multiview_dit import MultiViewDiT
 from cosmos_predict2.text.trained_text import text_facts
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.assembly import (
@@ -314,7 +315,19 @@ class Video2WorldModel(ImaginaireModel):
         if not is_image:
             numbers = self._num_conditional_frames(batch, x0, generators, is_fixed)
             condition = condition.with_conditioning_frames(x0, numbers)
+            if (view_B := self.given_view(x0.shape[0], generators)) is not None:
+                condition = condition.with_given_view(view_B.to(x0.device), self.net.num_views)
         return x0, condition
+
+    def given_view(self, size: int, generators: Draws) -> Tensor | None:
+        """The view of each sample of which all frames are given, [B]; None where the config has none."""
+        locations = getattr(self.pipe_config, "condition_locations", ())
+        if "any_cam" in locations:
+            return generators.integers(0, self.net.num_views, GIVEN_VIEW_KEY)
+        if "ref_cam" not in locations:
+            return None
+        ids = cast(MultiViewDiT, self.net).view_ids
+        return torch.full((size,), ids.index(0) if 0 in ids else 0)
 
     def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: Draws) -> tuple[Tensor, Tensor]:
         """Standard normal noise, and one noise level per sample [B, 1]."""
@@ -495,6 +508,8 @@ class Video2WorldModel(ImaginaireModel):
                     f" of the {x0.shape[0]} samples, and below the {x0.shape[2]} latent frames."
                 )
             return given.expand(x0.shape[0]) if given.numel() == 1 else given
+        if "first_random_n" not in getattr(self.pipe_config, "condition_locations", ("first_random_n",)):
+            return torch.zeros(x0.shape[0], dtype=torch.int64)
         if is_fixed:
             return torch.full((x0.shape[0],), self.config.fewest_conditional_frames, device=x0.device)
         return self.config.draw_conditional_frames(generators).to(x0.device, non_blocking=True)

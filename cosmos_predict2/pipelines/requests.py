@@ -19,6 +19,7 @@ from torch import Tensor
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.guardrail.runner import GuardrailRunner, require_safe
+from cosmos_predict2.pipelines.multiview import AND, input_files
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, brought_to_size, check_input
 from cosmos_predict2.world_model.options import Settings, VideoRequest
 from cosmos_predict2.world_model.world_model import to_uint8
@@ -59,12 +60,12 @@ def check_request(request: VideoRequest, contact_sheet: bool = False) -> None:
         raise ConfigError(f"num_conditional_frames is {request.num_conditional_frames}; it can be 0, 1 or 5.")
     if not 0 <= request.seed < 2**32:
         raise ConfigError(f"The seed is {request.seed}; it must be from 0 to {2**32 - 1}.")
-    if request.num_conditional_frames:
-        check_input(request.input_path, request.num_conditional_frames, request.start_frame_idx)
+    for path in input_files(request.input_path, request.form.num_views) if request.num_conditional_frames else ():
+        check_input(path, request.num_conditional_frames, request.start_frame_idx)
     if request.compare_to:
         media.probe_video(request.compare_to)
-    if request.edited_path:
-        check_input(request.edited_path, request.form.chunk_frames or 1, request.edited_start)
+    for path in input_files(request.edited_path, request.form.num_views) if request.edited_path else ():
+        check_input(path, request.form.chunk_frames or 1, request.edited_start)
     suffixes = media.IMAGE_SUFFIXES if request.form.chunk_frames == 1 else media.WRITTEN_VIDEO_SUFFIXES
     media.check_writable(request.save_path, suffixes, flag="--save_path")
     check_overwrites(request, contact_sheet=contact_sheet)
@@ -75,7 +76,8 @@ def check_overwrites(request: VideoRequest, *others: str, contact_sheet: bool = 
     endings = (*RECORDS, ".png") if contact_sheet or request.compare_to else RECORDS
     stem = os.path.splitext(request.save_path)[0]
     outputs = [request.save_path, *(stem + ending for ending in endings)]
-    check_outputs(outputs, [request.input_path, request.compare_to, request.edited_path, *others])
+    inputs = [request.input_path, *request.input_path.split(AND), request.compare_to, request.edited_path]
+    check_outputs(outputs, [*inputs, *others])
 
 
 def check_outputs(outputs: Sequence[str], inputs: Iterable[str]) -> None:

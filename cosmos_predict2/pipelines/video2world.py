@@ -181,15 +181,12 @@ class Video2WorldPipeline:
         size = form.size or size_of(self.config.resolution, aspect_ratio)
         chunk_frames = form.chunk_frames or pixel_frames(self.config.state_t)
         overlap = num_conditional_frames if form.overlap is None else form.overlap
-        rate, crop = self.config.fps, self.config.input_crop
-        frames: Tensor = torch.zeros(3, 0, *size, dtype=torch.uint8)
+        frames: Tensor = torch.zeros(3, 0, self.world.net.num_views * size[0], size[1], dtype=torch.uint8)
         if num_conditional_frames:
-            frames = read_input(input_path, num_conditional_frames, size, start_frame_idx, fps=rate, crop=crop)
-        edited = None
-        if edited_path:
-            edited = read_input(edited_path, chunk_frames, size, edited_start, fps=rate, crop=crop)[None]
+            frames = self.read(input_path, num_conditional_frames, size, start_frame_idx)
+        edited = self.read(edited_path, chunk_frames, size, edited_start)[None] if edited_path else None
         prompts = [refined, negative_prompt] if negative_prompt else [refined]
-        text, *negative = self.world.encode_text(prompts, embeddings)
+        text, *negative = self.encode(prompts, embeddings)
         chunks: list[Tensor] = []
         for i in range(num_chunks := form.num_chunks(chunk_frames, overlap)):
             chunk = self.world.generate(
@@ -200,11 +197,20 @@ class Video2WorldPipeline:
                 options=options,
                 num_frames=chunk_frames,
                 edited_B_C_F_H_W=edited,
+                given_view=form.given_view,
             )
             frames = chunk[0, :, -overlap:]
             chunks.append(chunk if num_chunks == 1 else chunk[:, :, overlap if i else 0 :].cpu())
         video = self.checked_video(torch.cat(chunks, dim=2)[:, :, : form.num_frames])
         return (video, refined) if return_prompt else video
+
+    def read(self, path: str, num_frames: int, size: tuple[int, int], start: int | None = None) -> Tensor:
+        """uint8 [3, num_frames, height, width] of an input, as `read_input` reads it."""
+        return read_input(path, num_frames, size, start, fps=self.config.fps, crop=self.config.input_crop)
+
+    def encode(self, prompts: Sequence[str], embeddings: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The texts [B, S, E] of prompts."""
+        return self.world.encode_text(prompts, embeddings)
 
     def checked_prompt(self, prompt: str, media_path: str) -> str:
         """The prompt, refined where a refiner is built in; raises BlockedError where a guardrail blocks it."""

@@ -18,6 +18,7 @@ from imaginaire.buildable import target_of
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 
+CONDITION_LOCATIONS = ("first_random_n", "ref_cam", "any_cam", "no_cam")
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -129,6 +130,11 @@ class Video2WorldPipelineConfig(Section):
         return is_wan and self.net.get("in_channels", self.state_ch) > self.state_ch
 
     @property
+    def rate_of_positions(self) -> float:
+        """Frames per second that the network is given, whose positions in time may depend on it."""
+        return self.fps
+
+    @property
     def dtype(self) -> torch.dtype:
         return PRECISIONS[self.precision]
 
@@ -161,6 +167,22 @@ class WanPipelineConfig(Video2WorldPipelineConfig):
                 f"{num_frames} conditioning frames, but this network makes videos of text alone: use"
                 " --num_conditional_frames 0, or weights of image to video."
             )
+
+
+@attrs.define(kw_only=True, slots=False)
+class MultiviewPipelineConfig(Video2WorldPipelineConfig):
+    """A pipeline of several cameras of one scene; lengths and conditioning frames are those of each view."""
+
+    condition_fps: float | None = None  # given to the network in place of fps
+    # Conditioning frames of training: the first ones of every view; all of the front view, whose camera is 0 (ref_cam),
+    # or of one that is drawn (any_cam); no_cam adds nothing.
+    condition_locations: list[str] = attrs.field(
+        factory=lambda: ["first_random_n"], validator=attrs.validators.deep_iterable(one_of(*CONDITION_LOCATIONS))
+    )
+
+    @property
+    def rate_of_positions(self) -> float:
+        return self.condition_fps or self.fps
 
 
 @attrs.define(kw_only=True, slots=False)

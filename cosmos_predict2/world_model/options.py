@@ -167,6 +167,8 @@ class VideoForm:
     num_frames: int | None = None  # None: those of a chunk
     chunk_frames: int | None = None  # made at once; None: the model's
     overlap: int | None = None  # None: as many as the first chunk is conditioned on
+    num_views: int = 1  # of a multi-view model, all of ``size``
+    given_view: int | None = None  # the one that is given whole, of the edited clip
 
     def num_chunks(self, chunk_frames: int, overlap: int) -> int:
         """The chunks that make at least ``num_frames``."""

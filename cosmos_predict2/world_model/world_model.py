@@ -15,10 +15,12 @@ from typing import Any, cast
 
 import numpy
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit, read_card
 from cosmos_predict2.conditioner import (
+    GIVEN_VIEW_KEY,
     IMAGE_KEY,
     NEGATIVE_TEXT_KEY,
     TEXT_KEY,
@@ -32,6 +34,7 @@ from cosmos_predict2.interfaces import TextEncoder, TokenizerDefaults, VideoToke
 from cosmos_predict2.nn.blocks import KeysValues
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
+from cosmos_predict2.tokenizers.each_view import EachView
 from cosmos_predict2.tokenizers.sizes import latent_frame, latent_frames, pixel_frames
 from cosmos_predict2.world_model.assembly import network_of, other_parts, settle_attention
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
@@ -114,6 +117,8 @@ class WorldModel:
         self.net = net
         # None on the followers of a context-parallel group
         self.tokenizer = completed(cast(VideoTokenizer, tokenizer), TokenizerDefaults)
+        if tokenizer is not None and net.num_views > 1:
+            self.tokenizer = EachView(self.tokenizer, net.num_views)
         self.text_encoder = text_encoder
         self.device = torch.device(device)
         self.objective = objective_of(config)
@@ -187,6 +192,11 @@ class WorldModel:
             if self._offload_text_encoder:
                 self.text_encoder.to("cpu")
         return torch.stack([known[prompt].to(self.device) for prompt in prompts])
+
+    def _with_tokens(self, text_B_S_E: Tensor) -> Tensor:
+        """A text as long as in training, that of each view."""
+        of_views = text_B_S_E.unflatten(1, (self.net.num_views, -1)).flatten(0, 1)
+        return with_tokens(of_views, self.config.num_text_tokens).unflatten(0, (len(text_B_S_E), -1)).flatten(1, 2)
 
     def _check_text_width(self) -> None:
         """Raise for a text encoder whose embeddings the network was not trained with."""
@@ -301,19 +311,20 @@ class WorldModel:
         on_step: OnStep | None = None,
         num_frames: int | None = None,
         edited_B_C_F_H_W: Tensor | None = None,
+        given_view: int | None = None,
     ) -> Tensor:
         """Videos [B, 3, F, H, W] in [-1, 1] that begin with the conditioning frames, 1 + 4k of them, uint8 or floats.
 
         Without a negative text, the unconditional half of the guidance has a text of zeros. ``num_frames`` replaces the
-        model's. With a whole clip ``edited``, sampling begins in it, by ``options.strength``.
+        model's. With a whole clip ``edited``, sampling begins in it, by ``options.strength``; of its ``given_view`` all
+        frames are conditioning frames.
         """
-        num_tokens = self.config.num_text_tokens
-        batch = {TEXT_KEY: with_tokens(text_B_S_E, num_tokens)}
+        batch = {TEXT_KEY: self._with_tokens(text_B_S_E)}
         if negative_text_B_S_E is not None:
-            batch[NEGATIVE_TEXT_KEY] = with_tokens(negative_text_B_S_E, num_tokens)
+            batch[NEGATIVE_TEXT_KEY] = self._with_tokens(negative_text_B_S_E)
         size, _, num_given, height, width = frames_B_C_F_H_W.shape
         batch["padding_mask"] = torch.zeros(size, 1, height, width, device=self.device)
-        batch["fps"] = torch.full((size,), float(self.config.fps), device=self.device)
+        batch["fps"] = torch.full((size,), float(self.config.rate_of_positions), device=self.device)
         given = self.given_latents(frames_B_C_F_H_W, latent_frames(num_frames) if num_frames else None)
         num_latent = latent_frames(num_given) if num_given else 0
         if self.net.extra_channels:
@@ -321,6 +332,8 @@ class WorldModel:
             num_latent = 0  # such a network makes all frames, the given ones too
         if edited_B_C_F_H_W is not None:
             given[:, :, num_latent:] = self.encode(edited_B_C_F_H_W)[:, :, num_latent:]
+        if given_view is not None:
+            batch[GIVEN_VIEW_KEY] = torch.full((size,), given_view)
         latent = self.generate_latents(batch, given, num_latent, seed=seed, options=options, on_step=on_step)
         return self.decode(latent)
 
@@ -348,7 +361,10 @@ class WorldModel:
             replace(condition.with_conditioning_frames(given, num_B), is_without_text=is_without_text)
             for condition in self.conditioner.guidance_pair(on_device)
         )
-        noise = initial_noise(tuple(given.shape), seed).to(given, non_blocking=True)
+        if GIVEN_VIEW_KEY in on_device:
+            view_B = on_device[GIVEN_VIEW_KEY], self.net.num_views
+            conditional, unconditional = conditional.with_given_view(*view_B), unconditional.with_given_view(*view_B)
+        noise = initial_noise(tuple(given.shape), seed, self.net.num_views).to(given, non_blocking=True)
         return self.sample(conditional, unconditional, noise, options, on_step)
 
     @torch.no_grad()
@@ -522,15 +538,19 @@ VALUES_PER_PIXEL = 96 * (4 * 5.3 + 31)
 VALUES_PER_COLOUR = 3  # the clip as it is given, as it was made, and clamped
 
 
-def initial_noise(shape: tuple[int, ...], seed: int | Sequence[int]) -> Tensor:
+def initial_noise(shape: tuple[int, ...], seed: int | Sequence[int], num_views: int = 1) -> Tensor:
     """Standard normal float32 from NumPy's RandomState: the same on every device and number of processes.
 
-    With a seed for each sample, each is what a batch of it alone gets.
+    With a seed for each sample, each is what a batch of it alone gets. Views are drawn one after the other in time.
     """
     if not isinstance(seed, int):
         if len(seed) != shape[0]:
             raise ConfigError(f"There are {len(seed)} seeds for a batch of {shape[0]}: one for each sample.")
-        return torch.cat([initial_noise((1, *shape[1:]), int(one)) for one in seed])
+        return torch.cat([initial_noise((1, *shape[1:]), int(one), num_views) for one in seed])
+    if num_views > 1:
+        batch, channels, frames, height, width = shape
+        noise = initial_noise((batch, channels, num_views * frames, height // num_views, width), seed)
+        return rearrange(noise, "b c (v t) h w -> b c t (v h) w", v=num_views)
     return torch.from_numpy(numpy.random.RandomState(seed).standard_normal(shape).astype(numpy.float32))
 
 

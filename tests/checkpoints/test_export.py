@@ -251,7 +251,7 @@ def test_names_and_shapes_are_those_of_diffusers_network(changes: dict[str, Any]
     assert renamed == {name: tuple(tensor.shape) for name, tensor in theirs.named_parameters()}
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", [name for name in NETWORKS if "multiview" not in name])
 def test_the_map_is_a_bijection_on_the_parameters(network: str) -> None:
     manifest = dit_manifest(network)
     there = {name: to_diffusers_name(name) for name in manifest}

@@ -135,8 +135,8 @@ def test_the_released_student_is_sampled_in_four_steps() -> None:
         (["--model_size", "tiny", "--num_frames", "8"], "1 \\+ 4k"),
         (["--dit_path", "nvidia/Cosmos-Predict2-2B-Text2Image"], "no Text2Image models; its pictures are made by"),
         (["--dit_path", "x/nvidia/Cosmos-Predict2-0.6B-Text2Image/model.pt"], "no Text2Image"),
-        (["--dit_path", "model-720p-10fps-7views-29frames.pt"], "no multiview models; use a Video2World"),
-        (["--dit_path", "auto/multiview/524af350-2e43-496c-8590-3646ae1325da_ema_bf16.pt"], "no multiview models"),
+        (["--dit_path", "model-720p-10fps-7views-29frames.pt"], "no multiview models; use examples/multiview.py"),
+        (["--dit_path", "auto/multiview/524af350-2e43-496c-8590-3646ae1325da_ema_bf16.pt"], "no multi-view Predict2.5"),
     ],
 )
 def test_flags_that_do_not_go_together(flags: list[str], named: str, agibot: str) -> None:
@@ -406,12 +406,8 @@ def test_weights_of_ones_own_may_be_called_anything() -> None:
 @pytest.mark.parametrize(
     ("choice", "named"),
     [
-        ("experiment=predict2_text2image_training_2b_cosmos_nemo_assets", "no Text2Image models; its pictures"),
-        (
-            "experiment=predict2_multiview_lora_training_2b_720p_10fps_7views_29frames_waymo5views",
-            "no multiview models",
-        ),
-        ("model=predict2_multiview_fsdp_2b_720p_10fps_7views_29frames", "no multiview models; use a Video2World"),
+        ("experiment=predict2_text2image_training_0.6b_cosmos_nemo_assets", "no Text2Image models; its pictures"),
+        ("experiment=predict2_distill_dmd2_2b", "no DMD2 models"),
     ],
 )
 def test_published_names_of_what_is_not_here_are_answered(choice: str, named: str) -> None:

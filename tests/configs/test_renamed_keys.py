@@ -19,11 +19,12 @@ from imaginaire.renamed import RENAMED
 
 BASE = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "experiment=tiny_vla_grpo_simulator"
-VALUES = dict(zip(KEYS, (0, 0.5, 0.4, 0.3, 2.5, 0.125), strict=True))
+OF_RL = {old: new for old, new in KEYS.items() if ".rl." in old}
+VALUES = dict(zip(OF_RL, (0, 0.5, 0.4, 0.3, 2.5, 0.125), strict=True))
 
 
 def of(config: Any) -> dict[str, Any]:
-    return {key: OmegaConf.select(config.model, new.removeprefix("model.")) for key, new in KEYS.items()}
+    return {key: OmegaConf.select(config.model, new.removeprefix("model.")) for key, new in OF_RL.items()}
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_an_experiment_may_have_the_old_keys(experiment: str) -> None:
 
 def test_a_saved_configuration_may_have_the_old_keys(tmp_path: Path) -> None:
     tree = OmegaConf.create(to_yaml(compose(BASE, [EXPERIMENT])))
-    for key, new in KEYS.items():
+    for key, new in OF_RL.items():
         where, _, name = new.rpartition(".")
         del OmegaConf.select(tree, where)[name]
         OmegaConf.update(tree, key, VALUES[key], force_add=True)
@@ -105,3 +106,10 @@ def test_no_second_copy_is_loaded_below_a_package_that_moved(monkeypatch: pytest
     from imaginaire.training.callbacks.base import Callback as same
 
     assert Callback is same
+
+
+def test_conditioning_frames_per_view_are_those_of_one_view() -> None:
+    keys = [f"model.config.pipe_config.{end}_num_conditional_frames_per_view" for end in ("min", "max")]
+    config = compose(BASE, ["model=predict2_multiview_fsdp_tiny", f"{keys[0]}=1", f"{keys[1]}=2"])
+    pipe = config.model.config.pipe_config
+    assert (pipe.min_num_conditional_frames, pipe.max_num_conditional_frames) == (1, 2)

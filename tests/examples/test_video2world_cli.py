@@ -52,7 +52,7 @@ def test_flags_are_read_as_in_the_guides(capsys: pytest.CaptureFixture[str]) -> 
         (["--zzzzzz=1"], "error: unknown flag --zzzzzz. See --help.\n"),
         (["--seed", "abc"], "error: argument --seed: invalid int value: 'abc'. See --help.\n"),
         (["--model_size", "0.6B"], "0.6B is not yet here: this program has no Text2Image models"),
-        (["--model", "2B/auto/multiview"], "2B/auto/multiview is not yet here: this program has no multiview models"),
+        (["--model", "2B/auto/multiview"], "2B/auto/multiview is not yet here: this program has no multi-view"),
         (["--model", "2B/robot/action-cond"], "takes actions: run it with examples/action_conditioned.py"),
         (["--model", "2B/posttrained"], "invalid choice: '2B/posttrained'"),
         (["--fps", "nan"], "--fps"),

@@ -51,7 +51,8 @@ from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-IMAGE = "Text2Image"  # the kind of a network, as `Family` has it
+IMAGE, MULTIVIEW = "Text2Image", "multiview"  # kinds of networks, as `Family` has them
+OTHER_PROGRAMS = {IMAGE: "text2image", MULTIVIEW: "multiview"}
 STATE_T = {16: 24, 10: 16}  # latent frames by frame rate: 93 and 61 pixel frames
 
 
@@ -237,8 +238,8 @@ def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
         other = f"--model {flags.model}" if flags.model else "--random_weights"
         raise ConfigError(f"{other} and --dit_path {flags.dit_path}: both name weights; give one of them.")
     card = ModelCard() if flags.model else _card_of(flags)
-    if card.family is not None and card.family.kind == IMAGE:
-        raise ConfigError(f"--dit_path {flags.dit_path} is of a {IMAGE} network: use examples/text2image.py.")
+    if card.family is not None and (program := OTHER_PROGRAMS.get(card.family.kind)):
+        raise ConfigError(f"--dit_path {flags.dit_path} is of a {card.family.kind} network: use examples/{program}.py.")
     is_predict2p5 = bool(flags.model) or card.is_predict2p5
     if card.problem and not card.has_pipeline:  # loading reports it; until then the path decides
         is_predict2p5 = is_predict2p5 or "Predict2.5" in card.path

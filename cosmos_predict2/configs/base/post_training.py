@@ -47,16 +47,23 @@ def lora(rank: int) -> dict[str, Any]:
 
 
 def tiny_twin(
-    name: str, data: str, *, numbers: dict[str, Any], optimizer: str = "muon", group: str = "video2world", **config: Any
+    name: str,
+    data: str,
+    *,
+    numbers: dict[str, Any],
+    optimizer: str = "muon",
+    group: str = "video2world",
+    model: str = "video2world",
+    **config: Any,
 ) -> dict[str, Any]:
     """The same family on the toy world, by the tiny model: minutes on a CPU, no files needed.
 
     ``numbers`` are the sections of the run itself (optimizer, scheduler, trainer, checkpoint); ``config`` is the
     model's section.
     """
-    pipe_config = dict(video_noise_factor=8.0, **config.pop("pipe_config", {}))
+    pipe_config = {"video_noise_factor": 8.0, **config.pop("pipe_config", {})}
     return dict(
-        defaults=group_choices("predict2_video2world_fsdp_tiny", data, data, optimizer=optimizer, ema="power"),
+        defaults=group_choices(f"predict2_{model}_fsdp_tiny", data, data, optimizer=optimizer, ema="power"),
         job=job(name, group),
         # The toy world's dynamics show only near pure noise: at lower levels the noisy frames give the positions away.
         model=dict(config=dict(**config, pipe_config=pipe_config)),

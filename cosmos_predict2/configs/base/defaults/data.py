@@ -14,7 +14,9 @@ from omegaconf import ListConfig, OmegaConf
 
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
+from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data.dataset_multiview import MultiviewDataset
 from cosmos_predict2.data.dataset_prompts import PromptDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mixing import MixedLoader
@@ -30,6 +32,11 @@ LIBERO_SUITES = ("spatial", "object", "goal", "10")
 BRIDGE = "datasets/bridge"
 AGIBOT = "datasets/agibot_head_center_fisheye_color"
 GR1, NEMO = "datasets/benchmark_train/gr1", "datasets/cosmos_nemo_assets"
+WAYMO = "datasets/waymo"
+WAYMO_CAMERAS = {  # from left to right, with the camera of the released network that each is
+    "pinhole_side_left": 4, "pinhole_front_left": 5, "pinhole_front": 0, "pinhole_front_right": 1,
+    "pinhole_side_right": 2,
+}  # fmt: skip
 SIZE_480, SIZE_704 = [432, 768], [704, 1280]  # height, width
 
 _RESOLVERS: dict[str, Callable[..., Any]] = {
@@ -78,6 +85,8 @@ TOYS: dict[str, dict[str, Any]] = {
     "toy_agibot": dict(tasks=["carry_puck", "carry_box"]),
     "toy_nemo": dict(tasks=["touch_puck", "touch_box"], num_episodes=64),  # few clips, as in its family
     "toy_nemo_lora": dict(tasks=["push_box"]),  # which the tiny base never saw move
+    "toy_waymo": dict(mix="full_skill", views=2),
+    "toy_nemo_images": dict(mix="full_skill", num_frames=1),
     "toy_video2world_data": dict(tasks=["push_puck", "push_box", "carry_puck", "carry_box", "touch_puck", "touch_box"]),
 }
 
@@ -113,6 +122,23 @@ def captioned(dataset_dir: str, split: str, *, video_size: Any, **captions: str)
         dataset_dir=dataset_dir, num_frames=frames_of_model(24), video_size=video_size, text_encoder="none", **captions
     )
     return from_files(dataset, split, num_workers=4)
+
+
+def waymo(split: str, video_size: list[int]) -> Any:
+    """Clips of five cameras of a car, in the layout of the guide; the front one has the text."""
+    dataset = L(MultiviewDataset)(
+        dataset_dir=WAYMO,
+        sequence_interval=1,
+        num_frames=29,
+        camera_keys=list(WAYMO_CAMERAS),
+        video_size=video_size,
+        front_camera_key="pinhole_front",
+        camera_to_view_id=dict(WAYMO_CAMERAS),
+        front_view_caption_only=True,
+        is_train=split == "train",
+        text_encoder="t5",
+    )
+    return from_files(dataset, split, num_workers=6)
 
 
 def agibot(split: str, video_size: list[int]) -> Any:
@@ -204,6 +230,8 @@ def entries(split: str) -> dict[str, Any]:
         "shards": partial(shards, split),
         "agibot_head_center_fisheye_color": partial(agibot, split, SIZE_704),
         "agibot_head_center_fisheye_color_480": partial(agibot, split, SIZE_480),
+        "waymo5views_720p": partial(waymo, split, SIZE_704),
+        "waymo5views_480p": partial(waymo, split, [480, 848]),
         # Published data without embeddings; but for the last, validation sees the clips of training.
         "gr1_captions": partial(captioned, GR1, split, video_size=SIZE_480),
         "cosmos_nemo_assets_captions": partial(captioned, NEMO, split, video_size=SIZE_704),
@@ -222,6 +250,9 @@ def entries(split: str) -> dict[str, Any]:
         user = "datasets/cosmos_predict2_video2world_dataset"
         found["gr1"] = partial(folder, GR1, "train", video_size=SIZE_480)
         found["cosmos_nemo_assets"] = partial(folder, NEMO, "train", video_size=SIZE_704)
+        found["cosmos_nemo_assets_images"] = lambda: from_files(
+            L(ImageDataset)(dataset_dir=f"{NEMO}_images", image_size=[768, 1360], text_encoder="t5"), "train"
+        )
         found["video2world_data"] = partial(folder, user, "train", video_size=SIZE_704)
     return found
 

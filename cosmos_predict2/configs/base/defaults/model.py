@@ -5,6 +5,14 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from cosmos_predict2.configs.base.config_multiview import (
+    get_cosmos_predict2_multiview_pipeline,
+    get_multiview_dit_path,
+)
+from cosmos_predict2.configs.base.config_text2image import (
+    get_cosmos_predict2_text2image_pipeline,
+    get_text2image_dit_path,
+)
 from cosmos_predict2.configs.base.config_video2world import (
     TINY_SHIFT,
     get_cosmos_predict2_video2world_pipeline,
@@ -72,6 +80,29 @@ def video2world(model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[s
     )
 
 
+def text2image(model_size: str, fsdp_shard_size: int) -> dict[str, Any]:
+    """The group entry of one size of Text2Image."""
+    return training_entry(
+        Predict2Video2WorldModelConfig,
+        get_cosmos_predict2_text2image_pipeline(model_size=model_size),
+        is_tiny=model_size == "tiny",
+        dit_path=get_text2image_dit_path(model_size=model_size),
+        fsdp_shard_size=fsdp_shard_size,
+    )
+
+
+def multiview(model_size: str, fsdp_shard_size: int) -> dict[str, Any]:
+    """The group entry of one size of the multi-view model."""
+    return training_entry(
+        Predict2Video2WorldModelConfig,
+        get_cosmos_predict2_multiview_pipeline(model_size=model_size),
+        is_tiny=model_size == "tiny",
+        dit_path=get_multiview_dit_path(model_size=model_size),
+        fsdp_shard_size=fsdp_shard_size,
+        high_sigma_ratio=0.05,
+    )
+
+
 def predict2p5_video2world(
     model_size: str,
     fsdp_shard_size: int,
@@ -108,6 +139,10 @@ def entries() -> dict[str, Any]:
             found[f"{name}_{resolution}p_{fps}fps"] = partial(video2world, size, 8, resolution=resolution, fps=fps)
     reason1 = L(Reason1Encoder)(path=TINY, max_length=160)  # its template has 93 tokens
     found["predict2p5_video2world_fsdp_tiny_reason1"] = partial(predict2p5_video2world, "tiny", 0, text_encoder=reason1)
+    for size, shard_size in {"tiny": 0, "2B": 1, "14B": 8}.items():
+        found[f"predict2_text2image_fsdp_{size.lower()}"] = partial(text2image, size, shard_size)
+    found["predict2_multiview_fsdp_tiny"] = partial(multiview, "tiny", 0)
+    found["predict2_multiview_fsdp_2b_720p_10fps_7views_29frames"] = partial(multiview, "2B", 8)
     return found
 
 

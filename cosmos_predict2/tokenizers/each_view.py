@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer of clips whose views lie below each other (`data.views`): it is shown one view at a time, so that no
+latent has seen two cameras."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from cosmos_predict2.interfaces import VideoTokenizer
+
+
+class EachView:
+    """``tokenizer`` on each of ``num_views``; in all else it is that one."""
+
+    def __init__(self, tokenizer: VideoTokenizer, num_views: int) -> None:
+        self.tokenizer, self.num_views = tokenizer, num_views
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "tokenizer":  # of an object in the making, such as a copy
+            raise AttributeError(name)
+        return getattr(self.tokenizer, name)
+
+    def encode(self, video_B_C_F_H_W: Tensor) -> Tensor:
+        return self._of_each(self.tokenizer.encode, video_B_C_F_H_W)
+
+    def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        return self._of_each(self.tokenizer.decode, latent_B_C_T_H_W)
+
+    @property
+    def decode_groups(self) -> Callable[[Tensor], Tensor] | None:
+        decode = self.tokenizer.decode_groups
+        return None if decode is None else lambda latent: self._of_each(decode, latent)
+
+    def to(self, device: torch.device | str) -> "EachView":
+        self.tokenizer.to(device)
+        return self
+
+    def _of_each(self, function: Callable[[Tensor], Tensor], x_B_C_T_H_W: Tensor) -> Tensor:
+        views = rearrange(x_B_C_T_H_W, "b c t (v h) w -> (b v) c t h w", v=self.num_views)
+        return rearrange(function(views), "(b v) c t h w -> b c t (v h) w", v=self.num_views)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A multi-view model on the interfaces of the other models: training, several processes, inference, a view as given."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.nn.multiview_dit import MultiViewDiT
+from cosmos_predict2.tokenizers.each_view import EachView
+from cosmos_predict2.world_model.config import MultiviewPipelineConfig
+from cosmos_predict2.world_model.parallelize import ContextParallel, apply_recompute
+from cosmos_predict2.world_model.world_model import SamplingOptions, initial_noise
+from imaginaire import distributed
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.errors import ConfigError
+from imaginaire.training import preflight
+from tests.models.parts import NET, PooledPixels, draw_modulations
+from tests.models.test_tiny_twin import CONFIG, SHORT
+from tests.multiprocess import run_distributed
+from tests.training import difference, losses, run_dir, saved, train
+
+TWIN = "predict2_multiview_training_tiny_waymo5views"
+V, S = 3, 5
+
+
+def make_model(*, locations: list[str] | None = None, **options: Any) -> Video2WorldModel:
+    pipe_config = MultiviewPipelineConfig(
+        net=L(MultiViewDiT)(**NET, view_ids=[4, 0, 2], max_img_h=8, max_img_w=8, max_frames=8),
+        tokenizer=L(PooledPixels)(),
+        state_t=4,
+        min_num_conditional_frames=0,
+        max_num_conditional_frames=1,
+        condition_locations=locations or ["first_random_n"],
+    )
+    torch.manual_seed(0)
+    model = Video2WorldModel(Predict2Video2WorldModelConfig(precision="float32", pipe_config=pipe_config, **options))
+    draw_modulations(model)
+    return model
+
+
+def batch(size: int = 2) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "video": torch.randint(0, 256, (size, 3, 13, V * 32, 48), dtype=torch.uint8, generator=generator),
+        "t5_text_embeddings": torch.randn(size, V * S, 8, generator=generator),
+        "fps": torch.full((size,), 10.0),
+        "padding_mask": torch.zeros(size, 1, V * 32, 48),
+        "sample_position": torch.arange(size),
+    }
+
+
+def test_a_step_gives_the_first_frames_of_every_view() -> None:
+    model = make_model()
+    output, loss = model.training_step(batch(8), 1)
+    mask_B_T_V = output["condition"].condition_mask_B_1_T_H_W[:, 0].unflatten(2, (V, -1))[..., 0, 0]
+    assert set(mask_B_T_V.sum(dim=1).flatten().tolist()) == {0.0, 1.0} and not mask_B_T_V[:, 1:].any()
+    assert all(len(set(views)) == 1 for views in mask_B_T_V[:, 0].tolist())
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.net.parameters())
+    assert model.net.view_embeddings.weight.grad[[0, 2, 4]].any(dim=1).all()
+    assert not model.net.view_embeddings.weight.grad[[1, 3, 5, 6]].any()
+
+
+def test_no_latent_sees_two_cameras() -> None:
+    class Whole(PooledPixels):
+        def encode(self, video_B_C_F_H_W: Tensor) -> Tensor:
+            self.seen = tuple(video_B_C_F_H_W.shape)
+            return super().encode(video_B_C_F_H_W)
+
+    inner, video = Whole(), batch()["video"].float()
+    each = EachView(inner, V)
+    latent = each.encode(video)
+    assert inner.seen == (2 * V, 3, 13, 32, 48) and latent.shape == (2, 16, 4, V * 4, 6)
+    torch.testing.assert_close(latent, PooledPixels().encode(video))
+    assert each.decode(latent).shape == (2, 3, 13, V * 32, 48) and each.latent_ch == 16
+
+
+def test_noise_is_drawn_view_after_view_as_published() -> None:
+    noise = initial_noise((1, 16, 4, V * 4, 6), 3, V)
+    published = initial_noise((1, 16, V * 4, 4, 6), 3)
+    assert torch.equal(rearrange(noise, "b c t (v h) w -> b c (v t) h w", v=V), published)
+
+
+@pytest.mark.parametrize(("locations", "views"), [(["ref_cam"], {1}), (["any_cam", "first_random_n"], {0, 1, 2})])
+def test_a_whole_view_can_be_given(locations: list[str], views: set[int]) -> None:
+    """The front camera, which is 0 and here the second view, or a view that is drawn."""
+    output, _ = make_model(locations=locations).training_step(batch(16), 1)
+    mask_B_T_V = output["condition"].condition_mask_B_1_T_H_W[:, 0].unflatten(2, (V, -1))[..., 0, 0]
+    whole = mask_B_T_V.all(dim=1)
+    assert whole.sum(dim=1).eq(1).all() and {int(row.int().argmax()) for row in whole} == views
+    assert bool(mask_B_T_V.sum(dim=1).eq(1).any()) == ("first_random_n" in locations)
+    with pytest.raises(ConfigError, match="condition_locations"):
+        make_model(locations=["front"])
+
+
+def test_a_given_view_stays_as_it_is_in_a_generated_clip() -> None:
+    model, given = make_model(), batch()
+    frames, text = given["video"][:, :, :1], torch.zeros(2, V * S, 8)
+    options = SamplingOptions(num_steps=2)
+    made = model.world.generate(frames, text, options=options, edited_B_C_F_H_W=given["video"], given_view=2)
+    true = model.world.decode(model.world.encode(given["video"])).chunk(V, dim=3)
+    same = [torch.allclose(a, b, atol=1e-5) for a, b in zip(made.chunk(V, dim=3), true)]
+    assert same == [False, False, True]
+
+
+def test_recomputation_keeps_the_gradients() -> None:
+    plain, other = make_model(), make_model()
+    apply_recompute(other.net, "predict2_2b_720")
+    for model in (plain, other):
+        model.training_step(batch(), 1)[1].backward()
+    for p, q in zip(plain.net.parameters(), other.net.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6)
+
+
+def _of_two() -> tuple[float, dict[str, Tensor], Tensor]:
+    """Loss, gradients and a video, of as many processes as there are."""
+    model = make_model(locations=["first_random_n", "any_cam"])
+    group = torch.distributed.group.WORLD if distributed.world_size() > 1 else None
+    model.world.context = ContextParallel(model.net, group)
+    _, loss = model.training_step(batch(), 1)
+    loss.backward()
+    count = distributed.world_size()
+    value = loss.detach() / count
+    grads = {name: parameter.grad / count for name, parameter in model.net.named_parameters()}
+    if group is not None:
+        for tensor in (value, *grads.values()):
+            torch.distributed.all_reduce(tensor)
+    options = SamplingOptions(num_steps=3, guidance=2.0)
+    video = model.world.generate(batch()["video"][:, :, :1], torch.ones(2, V * S, 8), options=options)
+    return float(value), grads, video
+
+
+@pytest.mark.slow
+def test_two_context_parallel_processes_equal_one() -> None:
+    """Each has half of the frames of every view."""
+    loss, grads, video = _of_two()
+    for other_loss, other_grads, other_video in run_distributed(_of_two, world_size=2):
+        assert other_loss == pytest.approx(loss, rel=1e-5)
+        for name, grad in grads.items():
+            torch.testing.assert_close(other_grads[name], grad, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(other_video, video, rtol=1e-3, atol=1e-3)
+
+
+def test_views_of_data_that_are_not_the_networks_show_before_anything_is_built() -> None:
+    short = [f"experiment={TWIN}", *SHORT[1:]]
+    assert not preflight.findings(compose(CONFIG, short))
+    found = preflight.findings(compose(CONFIG, [*short, "dataloader_train.dataset.views=3"]))
+    assert "it has 3 views, but the network 2" in str(found[0])
+    released = "experiment=predict2_multiview_training_2b_480p_10fps_7views_29frames_waymo5views"
+    key = "model.config.pipe_config.net.view_ids=[0,1,2,3,4]"
+    found = preflight.findings(compose(CONFIG, [released, key]))
+    assert any("cameras [4, 5, 0, 1, 2] (camera_to_view_id)" in str(one) for one in found)
+
+
+@pytest.mark.slow
+def test_the_twin_resumes_as_if_it_had_not_stopped_and_records_its_views(tmp_path: Path) -> None:
+    options = [f"experiment={TWIN}", *SHORT[1:], "trainer.run_validation=False", "trainer.callbacks.draw_samples=null"]
+    assert train(tmp_path, [*options, "job.name=whole", "trainer.max_iter=4"], config=CONFIG) == 0
+    for iterations in (2, 4):
+        assert train(tmp_path, [*options, "job.name=parts", f"trainer.max_iter={iterations}"], config=CONFIG) == 0
+    assert losses(tmp_path, "parts") == losses(tmp_path, "whole")
+    assert difference(saved(tmp_path, "whole"), saved(tmp_path, "parts")) is None
+    card = read_card(str(run_dir(tmp_path, "whole")))
+    assert card.net["view_ids"] == [0, 1] and card.family is not None and card.family.kind == "multiview"
