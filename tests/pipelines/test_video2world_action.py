@@ -274,7 +274,7 @@ class Codes:
 class Adding(nn.Module):
     """A network whose video brightens by each action's first number, by as many levels of the 255."""
 
-    takes_actions, image_channels, extra_channels, state_head = True, None, 0, None
+    takes_actions, num_views, image_channels, extra_channels, state_head = True, 1, None, 0, None
     model_channels = text_channels = 1
     action_inputs = 12 * DIM
     dtype = torch.float32

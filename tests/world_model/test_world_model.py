@@ -53,7 +53,7 @@ def test_a_tokenizer_of_yours_may_lack_what_is_optional() -> None:
 
     latent = torch.randn(1, 16, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     net: Any = torch.nn.Identity()
-    net.text_channels = 8
+    net.text_channels, net.num_views = 8, 1
     mine, theirs = (WorldModel(Video2WorldPipelineConfig(), net, part) for part in (Own(), shipped))  # type: ignore[arg-type]
     assert not mine.tokenizer.is_causal and mine.tokenizer.decode_groups is None
     for frames in (None, range(9), range(3), range(5, 8)):
