@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several cameras of one scene at inference: a text for each view, and frames of each; the videos lie side by side."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +10,10 @@ from torch import Tensor
 
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.views import stacked
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, brought_to_size
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, brought_to_size, input_files
 from cosmos_predict2.text.prompt_embeddings import read_constant_embedding
 from imaginaire.errors import ConfigError, DataError
 
-AND = "+"  # between the files of an input that has one for each view
 EMBEDDINGS = ".pt"  # of prompts: a file of embeddings [1, V * tokens, width]
 
 
@@ -70,19 +68,6 @@ class MultiviewPipeline(Video2WorldPipeline):
         video, *rest = made if isinstance(made, tuple) else (made,)
         video = rearrange(video, "b c f (v h) w -> b c f h (v w)", v=self.world.net.num_views)
         return (video, *rest) if rest else video
-
-
-def input_files(path: str, num_views: int) -> list[str]:
-    """The files of an input: one, or one for each view."""
-    files = [path] if os.path.isfile(path) or num_views == 1 else path.split(AND)
-    if len(files) not in (1, num_views):
-        raise ConfigError(f"--input_path {path} names {len(files)} files for {num_views} views (--n_views).")
-    if len(files) == 1 and num_views > 1 and media.kind_of(path) != "video":
-        raise ConfigError(
-            f"--input_path {path} is one picture, but there are {num_views} views: name a file for each, with {AND}"
-            " between them, or a clip with the views one after another."
-        )
-    return files
 
 
 def prompt_of_file(path: str, num_views: int) -> str:

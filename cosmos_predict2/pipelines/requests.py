@@ -19,8 +19,7 @@ from torch import Tensor
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.guardrail.runner import GuardrailRunner, require_safe
-from cosmos_predict2.pipelines.multiview import AND, input_files
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, brought_to_size, check_input
+from cosmos_predict2.pipelines.video2world import AND, Video2WorldPipeline, brought_to_size, check_input, input_files
 from cosmos_predict2.world_model.options import Settings, VideoRequest
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage

@@ -66,6 +66,8 @@ __all__ = [  # with names that older code imports from here
 
 log = logging.getLogger(__name__)
 
+AND = "+"  # between the files of an input that has one for each of several views
+
 
 class Video2WorldPipeline:
     """A world model with what stands before it; call it, or `generate` with frames and embeddings at hand."""
@@ -257,6 +259,19 @@ def check_input(path: str, num_frames: int, start: int | None = None) -> None:
             f"{path} has {found.num_frames} frames, but {num_frames} from frame {start or 0} on are needed"
             " (--num_conditional_frames, --start_frame_idx)."
         )
+
+
+def input_files(path: str, num_views: int) -> list[str]:
+    """The files of an input: one, or one for each view."""
+    files = [path] if os.path.isfile(path) or num_views == 1 else path.split(AND)
+    if len(files) not in (1, num_views):
+        raise ConfigError(f"--input_path {path} names {len(files)} files for {num_views} views (--n_views).")
+    if len(files) == 1 and num_views > 1 and media.kind_of(path) != "video":
+        raise ConfigError(
+            f"--input_path {path} is one picture, but there are {num_views} views: name a file for each, with {AND}"
+            " between them, or a clip with the views one after another."
+        )
+    return files
 
 
 def read_input(
