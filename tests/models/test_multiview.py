@@ -22,7 +22,7 @@ from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight
-from tests.models.parts import NET, PooledPixels, draw_modulations
+from tests.models.parts import NET, PooledPixels, awaken
 from tests.models.test_tiny_twin import CONFIG, SHORT
 from tests.multiprocess import run_distributed
 from tests.training import difference, losses, run_dir, saved, train
@@ -42,7 +42,7 @@ def make_model(*, locations: list[str] | None = None, **options: Any) -> Video2W
     )
     torch.manual_seed(0)
     model = Video2WorldModel(Predict2Video2WorldModelConfig(precision="float32", pipe_config=pipe_config, **options))
-    draw_modulations(model)
+    awaken(model.net)
     return model
 
 
@@ -78,7 +78,7 @@ def test_no_latent_sees_two_cameras() -> None:
     inner, video = Whole(), batch()["video"].float()
     each = EachView(inner, V)
     latent = each.encode(video)
-    assert inner.seen == (2 * V, 3, 13, 32, 48) and latent.shape == (2, 16, 4, V * 4, 6)
+    assert inner.seen == (2, 3, 13, 32, 48) and latent.shape == (2, 16, 4, V * 4, 6)
     torch.testing.assert_close(latent, PooledPixels().encode(video))
     assert each.decode(latent).shape == (2, 3, 13, V * 32, 48) and each.latent_ch == 16
 
@@ -161,12 +161,15 @@ def test_views_of_data_that_are_not_the_networks_show_before_anything_is_built()
 
 
 @pytest.mark.slow
-def test_the_twin_resumes_as_if_it_had_not_stopped_and_records_its_views(tmp_path: Path) -> None:
-    options = [f"experiment={TWIN}", *SHORT[1:], "trainer.run_validation=False", "trainer.callbacks.draw_samples=null"]
+@pytest.mark.parametrize("twin", [TWIN, "predict2_text2image_training_tiny_cosmos_nemo_assets"])
+def test_a_twin_resumes_as_if_it_had_not_stopped_and_records_its_network(tmp_path: Path, twin: str) -> None:
+    options = [f"experiment={twin}", *SHORT[1:], "trainer.run_validation=False", "trainer.callbacks.draw_samples=null"]
     assert train(tmp_path, [*options, "job.name=whole", "trainer.max_iter=4"], config=CONFIG) == 0
     for iterations in (2, 4):
         assert train(tmp_path, [*options, "job.name=parts", f"trainer.max_iter={iterations}"], config=CONFIG) == 0
     assert losses(tmp_path, "parts") == losses(tmp_path, "whole")
     assert difference(saved(tmp_path, "whole"), saved(tmp_path, "parts")) is None
     card = read_card(str(run_dir(tmp_path, "whole")))
-    assert card.net["view_ids"] == [0, 1] and card.family is not None and card.family.kind == "multiview"
+    assert card.family is not None and card.has_pipeline
+    kinds = {"multiview": [0, 1], "Text2Image": None}
+    assert card.net.get("view_ids") == kinds[card.family.kind] and (twin == TWIN) is (card.family.kind == "multiview")
