@@ -3,7 +3,6 @@
 
 import json
 import math
-import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -11,34 +10,44 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import numpy
 import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.actions.transforms import UNKNOWN
 from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.configs.rl import imagination
+from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
-from cosmos_predict2.evaluation.metrics.agreement import Estimate
+from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
+from cosmos_predict2.rl.envs.replays import held, replayed, require_actions_of, whole_chunks
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
+from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import digest, read_card
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.toy_world.rendering import detect
-from imaginaire.errors import ConfigError
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire.errors import ConfigError, DataError
 from scripts import check_imagination
-from tests.programs import call, python
+from tests.programs import call, finished, python
 
 NUM = 48
 ONE_VIEW: Any = SimpleNamespace(views=("",))  # of which nothing is imagined
@@ -170,7 +179,7 @@ def test_the_gate_knows_nothing_of_the_toy_world(data: Path, tmp_path: Path) -> 
     )
     words = ["--data", data, "--split", data.parent / "split.json", "--world_model", tiny_action_path()]
     words += ["--reward", tmp_path / "reward", "--out", tmp_path / "card.json"]
-    done = subprocess.run([python(), "-c", program, *map(str, words)], capture_output=True, text=True)
+    done = finished(python(), "-c", program, *words)
     assert done.returncode == 1, done.stderr
     assert json.loads((tmp_path / "card.json").read_text())["verdict"] == "no", "random weights value nothing"
 
@@ -289,3 +298,104 @@ def test_recordings_are_imagined_in_the_size_of_the_training(tmp_path: Path, mon
     assert torch.equal(shown.pictures_E_F_H_W_C[0, 0], found.first_E_H_W_C[0])
     monkeypatch.setattr(imagination, "read_card", lambda path: ModelCard())
     assert imagination.fit_of("FILE") is None
+
+
+@pytest.fixture(scope="module")
+def tiny_imagination() -> Imagination:
+    return imagination_of(device="cpu")
+
+
+def test_replays_are_what_a_policy_learns_from(tiny_imagination: Imagination) -> None:
+    """Bit for bit the pictures of an environment with the same starts, seeds and actions, two of three at a time."""
+    starts = held_out_starts(3, 1, seed=0)
+    actions = torch.rand(2, 3, 12, 4, generator=torch.Generator().manual_seed(0)) * 3 - 1.5  # not clipped
+    env = WorldModelEnv(tiny_imagination, ToyStarts(), ToyDetectorReward(), 2, 24, clip_actions=False)
+    expected, _ = film(env, starts, actions)
+    first = ToyStarts().starts(starts.task_ids, starts.trial_ids).pictures_E_F_H_W_C[:, 0]
+    whole = actions.transpose(0, 1).flatten(1, 2)
+    video = replayed(tiny_imagination, first, whole, seeds=starts.seeds, batch_size=2)
+    assert torch.equal(video.permute(0, 4, 1, 2, 3), expected)
+    assert not torch.equal(replayed(tiny_imagination, first, whole, seeds=[0, 1, 2], batch_size=2), video)
+
+
+def test_a_short_last_chunk_repeats_its_last_action_and_more_evaluations_are_made(
+    tiny_imagination: Imagination,
+) -> None:
+    first = ToyStarts().starts([0], [0]).pictures_E_F_H_W_C[:, 0]
+    actions = torch.rand(1, 14, 4, generator=torch.Generator().manual_seed(0))
+    video = replayed(tiny_imagination, first, actions, seeds=[5], num_steps=2)
+    assert video.shape == (1, 15, *first.shape[1:]) and torch.equal(video[:, 0], first)
+    still = torch.cat([actions, actions[:, -1:].expand(-1, 10, -1)], dim=1)
+    options = dict(num_steps=2, final_evaluation=False)
+    clip = tiny_imagination.rollout(
+        first.permute(0, 3, 1, 2)[:, :, None],
+        tiny_imagination.transformed(still.numpy()),
+        [5],
+        type(ONE_EVALUATION)(**options, is_repeatable=True),
+    )
+    assert torch.equal(video[:, 1:], clip.permute(0, 2, 3, 4, 1)[:, 1:15])
+    with pytest.raises(DataError, match="1 first pictures, 1 sequences of 14 actions and 2 seeds"):
+        replayed(tiny_imagination, first, actions, seeds=[1, 2])
+
+
+def test_episodes_of_as_many_chunks_are_imagined_together_and_repeat_their_last_action() -> None:
+    parts = [*whole_chunks([3, 12, 13, 24, 5, 12], 12, lambda count: 24 // count)]
+    assert parts == [(12, [0, 1]), (12, [4, 5]), (24, [2]), (24, [3])]
+    assert held(torch.arange(6.0).reshape(2, 3), 4).tolist() == [[0, 1, 2], [3, 4, 5], [3, 4, 5], [3, 4, 5]]
+
+
+def test_recordings_are_not_imagined_by_a_world_model_that_begins_with_five_pictures(
+    tiny_imagination: Imagination,
+) -> None:
+    """It is said before any of them is read."""
+    known = {"width": lambda parts: tiny_imagination.transform.dim, "action_contract": lambda parts: UNKNOWN}
+    source: Any = SimpleNamespace(info=SimpleNamespace(root="my_data"), action_parts=lambda keys: None, **known)
+    require_actions_of(source, tiny_imagination)
+    config = attrs.evolve(tiny_imagination.config, min_num_conditional_frames=2)
+    other: Any = SimpleNamespace(config=config, transform=tiny_imagination.transform)
+    with pytest.raises(ConfigError, match="5 at least"):
+        require_actions_of(source, other)
+
+
+def episodes(count: int, seed: int) -> tuple[list[torch.Tensor], numpy.ndarray]:
+    """Motions of other lengths; those succeed that end on the right, wherever they were before."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(6, 10, (count,), generator=generator).tolist()
+    actions = [torch.randn(length, 2, generator=generator) for length in lengths]
+    return actions, numpy.array([float(rows[:, 0].sum()) > 0 for rows in actions])
+
+
+def test_success_is_told_by_actions_that_decide_it_and_only_by_them() -> None:
+    (learnt, success), (others, truth) = episodes(200, 0), episodes(100, 1)
+    alone = ActionsAlone(learnt, success)
+    assert area_under_curve(alone(others), truth).value > 0.85
+    shuffled = [numpy.random.default_rng(seed).permutation(success) for seed in range(20)]
+    areas = [area_under_curve(ActionsAlone(learnt, drawn)(others), truth).value for drawn in shuffled]
+    assert abs(numpy.mean(areas) - 0.5) < 0.1
+    scaled = ActionsAlone([100 * rows - 7 for rows in learnt], success)([100 * rows - 7 for rows in others])
+    assert area_under_curve(scaled, truth).value > 0.85, "units do not count"
+    far = [torch.full((8, 2), 1e3)]
+    assert math.isclose(alone(far)[0], success.mean(), abs_tol=1e-6), "where nothing is known it is their mean"
+
+
+def test_an_imagination_that_adds_nothing_is_named() -> None:
+    figures = {"episodes": 40, "successes": 20, "recall_imagined": 0.5}
+    for imagined, is_named in ((0.71, True), (0.75, False)):
+        found = {"true_ends": Estimate(imagined), "true_ends_by_actions": Estimate(0.72)}
+        warnings = judge(figures, {"policy": found}).warnings
+        assert any("the actions alone" in text for text in warnings) is is_named
+
+
+def test_an_imagination_that_actions_alone_beat_is_no_go() -> None:
+    figures = {"episodes": 40, "successes": 20, "recall_imagined": 0.5}
+    for low, expected in ((0.83, "doubtful"), (0.81, "go")):
+        found = {"played_ends": Estimate(0.76, 0.71, 0.82), "played_ends_by_actions": Estimate(0.86, low, 0.90)}
+        judged = judge(figures, {"policy": found})
+        assert judge(figures, {"policy": found}, ["played_ends"]).verdict == "go", "it was allowed"
+        assert judged.verdict == expected and (judged.warnings == ()) is (expected == "doubtful")
+    assert any(
+        "predicted better from the actions alone" in text
+        for text in judge(
+            figures, {"": {"true_ends": Estimate(0.3, 0.2, 0.4), "true_ends_by_actions": Estimate(0.8, 0.7, 0.9)}}
+        ).reasons
+    )
