@@ -103,6 +103,13 @@ def call(script: types.ModuleType, *arguments: object) -> int:
         return int(error.code or 0)
 
 
+def finished(*words: object, cwd: Path | None = None, **environment: str | None) -> subprocess.CompletedProcess[str]:
+    """The process of these words at its end, with what it printed. A variable that is None is not inherited."""
+    variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+    command = [str(word) for word in words]
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=HANG_S)
+
+
 def _client(path: str, words: list[str]) -> NoReturn:
     """Have the server run the words, hand signals through, and leave as the program left."""
     for number in FORWARDED:

@@ -12,7 +12,6 @@ import itertools
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ import pytest
 
 from examples import video2world, video2world_action
 from imaginaire.config.compose import compose
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -68,21 +67,14 @@ def run(language: str, block: str, folder: Path) -> None:
     text = re.sub(r"(?<![\w/])(output|datasets)/", rf"{folder}/\1/", text)
     bin_dir = str(Path(sys.executable).parent)
     environment = {
-        **os.environ,
         "PATH": f"{Path(warm_python()).parent}:{bin_dir}:{os.environ['PATH']}",
         "IMAGINAIRE_OUTPUT_ROOT": str(folder),
         "WANDB_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
     }
     text = text.replace(".venv/bin/python ", "python ").replace(".venv/bin/", f"{bin_dir}/")
-    result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [warm_python(), "-c", text],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
+    words = ["bash", "-euo", "pipefail"] if language == "bash" else [warm_python()]
+    result = finished(*words, "-c", text, cwd=ROOT, **environment)
     assert result.returncode == 0, f"{text}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
 
 
@@ -90,7 +82,7 @@ def run(language: str, block: str, folder: Path) -> None:
 def test_blocks_parse_and_links_lead_somewhere(page: Path) -> None:
     for language, block in blocks(page):
         if language == "bash":
-            assert subprocess.run(["bash", "-n", "-c", block], capture_output=True).returncode == 0, block
+            assert finished("bash", "-n", "-c", block).returncode == 0, block
         else:
             compile(block, f"a block of {page.name}", "exec")
     for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
@@ -136,8 +128,7 @@ def test_what_published_guides_link_to_is_here() -> None:
 
 def test_the_reference_of_fields_is_up_to_date() -> None:
     """If not: python -m scripts.list_config_fields > documentations/configuration_fields.md"""
-    command = [warm_python(), "-m", "scripts.list_config_fields"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = finished(warm_python(), "-m", "scripts.list_config_fields", cwd=ROOT)
     assert result.stdout == (ROOT / "documentations" / "configuration_fields.md").read_text(), result.stderr
 
 

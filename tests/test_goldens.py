@@ -3,7 +3,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests import goldens
 from tests.goldens import DEFAULT, Golden
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -68,10 +67,8 @@ def test_a_wrong_number_or_shape_is_told_with_its_entry(tmp_path: Path) -> None:
 
 
 def _parity(folder: Path, *arguments: str) -> tuple[int, str]:
-    command = [warm_python(), "-m", "pytest", "tests/parity", "-p", "no:cacheprovider", *arguments]
-    run = subprocess.run(
-        [*command, "--goldens", str(folder)], cwd=REPOSITORY, capture_output=True, text=True, timeout=HANG_S
-    )
+    words = ["-m", "pytest", "tests/parity", "-p", "no:cacheprovider", *arguments, "--goldens", folder]
+    run = finished(warm_python(), *words, cwd=REPOSITORY)
     return run.returncode, run.stdout + run.stderr
 
 

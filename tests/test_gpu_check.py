@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check of a GPU: what it does without one, when a step fails, and when memory runs out."""
 
-import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import torch
 
 import benchmarks.train_step as train_step
 from imaginaire.errors import TrainingError
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
@@ -31,8 +30,7 @@ echo done
 
 
 def run(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "GPU_CHECK_DIR": str(tmp_path), "CALLS": str(tmp_path / "calls"), **variables}
-    return subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=HANG_S)
+    return finished("bash", SCRIPT, GPU_CHECK_DIR=str(tmp_path), CALLS=str(tmp_path / "calls"), **variables)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from imaginaire.renamed import NAMES
-from tests.programs import HANG_S
+from tests.programs import finished
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = [tuple(line.split()) for line in (ROOT / "tests/published_names.txt").read_text().splitlines()]
@@ -57,7 +56,7 @@ def test_every_place_of_the_table_is_there() -> None:
     ],
 )
 def test_they_are_found_where_nothing_else_was_imported(code: str) -> None:
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
+    run = finished(sys.executable, "-c", code, cwd=ROOT)
     assert (run.returncode, run.stderr) == (0, "")
 
 

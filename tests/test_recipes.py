@@ -17,7 +17,7 @@ from cosmos_predict2.data.dataset_video import Dataset
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data import sources_agibot, sources_hub_videos
 from tests.guides import linked
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 from tests.test_documentation import ROOT, blocks
 from tests.text.folders import t5_folder
 
@@ -53,16 +53,13 @@ def agibot_repository() -> dict[str, bytes]:
 
 def run(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
     environment = {
-        **os.environ,
         "PATH": f"{Path(warm_python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_ENDPOINT": (checkout / "endpoint").read_text(),
         "HF_HOME": str(checkout / "home"),
         "OMP_NUM_THREADS": "1",
+        **dict.fromkeys(("PYTHONPATH", "HF_TOKEN", "HF_HUB_OFFLINE")),
     }
-    for name in ("PYTHONPATH", "HF_TOKEN", "HF_HUB_OFFLINE"):
-        environment.pop(name, None)
-    command = ["bash", "-euo", "pipefail", "-c", text]
-    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    return finished("bash", "-euo", "pipefail", "-c", text, cwd=checkout, **environment)
 
 
 def needing(page: str) -> list[str]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths of the released files, the folder setting, and the manifests."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from cosmos_predict2.released import NETWORKS, checkpoint_dir, environment_setti
 from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import ConfigError
 from tests.checkpoints.nets import random_net, released_state
-from tests.programs import HANG_S, python
+from tests.programs import finished, python
 
 # Where the folder is --------------------------------------------------------------------------------------------------
 
@@ -55,7 +54,7 @@ def test_importing_reads_no_environment() -> None:
         "import cosmos_predict2.checkpoints, cosmos_predict2.guardrail, sys\n"
         "print([m for m in ('huggingface_hub', 'diffusers', 'transformers') if m in sys.modules])"
     )
-    run = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=HANG_S)
+    run = finished(python(), "-c", code)
     assert run.returncode == 0 and run.stdout.strip() == "[]", run.stdout + run.stderr
 
 

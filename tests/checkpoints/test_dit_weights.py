@@ -3,8 +3,6 @@
 
 import io
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from tests.checkpoints.nets import (
     released_state,
     write_adapter,
 )
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 EMA = random_net(seed=9)
 
@@ -290,13 +288,8 @@ def test_addresses_on_a_hub_load_like_folders(tmp_path: Path) -> None:
         }
     )
     with serve(hub):
-        run = subprocess.run(
-            [warm_python(), "-c", _FROM_A_HUB],
-            env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-        )
+        settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        run = finished(warm_python(), "-c", _FROM_A_HUB, **settings)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.split() == ["4", "4"]
     assert {"org/pipeline@some/branch", "org/pipeline@main"} <= hub.revisions

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The download command: its plan, a hub on this machine, and the check of what lies here."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from imaginaire.errors import ConfigError
 from scripts import download_checkpoints
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, random_net, released_state
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 VIDEO_2B = "nvidia/Cosmos-Predict2-2B-Video2World"
 VIDEO = ("--model_types", "video2world", "--model_sizes", "2B")
@@ -235,14 +234,7 @@ def _command(
     if environment.pop("FULL_DISK", ""):
         code = "from imaginaire import storage; storage.free_bytes = lambda path: 10**6; " + code
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1", **environment}
-    arguments = [*asked, "--checkpoint_dir", str(folder / "here"), *words]
-    return subprocess.run(
-        [warm_python(), "-c", code, *arguments],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
+    return finished(warm_python(), "-c", code, *asked, "--checkpoint_dir", folder / "here", *words, **settings)
 
 
 @pytest.mark.slow

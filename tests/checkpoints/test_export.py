@@ -30,7 +30,7 @@ from tests.checkpoints.nets import (
     random_net,
     released_state,
 )
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 ROPE = (20 / 24, 2.0, 3.0)
 
@@ -208,8 +208,7 @@ def test_the_command_says_what_it_wrote_and_refuses_what_cannot_be(tmp_path: Pat
 
 
 def _command(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [warm_python(), "-m", "scripts.convert", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    return finished(warm_python(), "-m", "scripts.convert", *words)
 
 
 def _loaded(path: str) -> Any:

@@ -18,7 +18,7 @@ from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from scripts import embodied
 from tests.checkpoints.hub_server import Hub, serve
 from tests.guides import follow, linked, write_published
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 OFT, PI05 = "cosmos_libero_spatial_grpo_openvlaoft", "cosmos_libero_spatial_grpo_openpi05"
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodiment.sh"
@@ -26,10 +26,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples/embodiment/run_embodime
 
 def started(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The finished process of the script, started in the folder."""
-    inherited = {name: value for name, value in os.environ.items() if name != "IMAGINAIRE_OUTPUT_ROOT"}
-    environment = {**inherited, "PYTHON": warm_python(), "CUDA_VISIBLE_DEVICES": "", **variables}
-    command = ["bash", str(SCRIPT), *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    own = {"IMAGINAIRE_OUTPUT_ROOT": None, "PYTHON": warm_python(), "CUDA_VISIBLE_DEVICES": "", **variables}
+    return finished("bash", SCRIPT, *words, cwd=folder, **own)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 """examples/video2world.py as a user starts it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from examples.video2world import main, parse
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "examples/video2world.py"
@@ -25,14 +24,7 @@ TINY = ["--model_size", "tiny", "--prompt", "push the red puck to the green ring
 
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [warm_python(), str(ROOT / SCRIPT), *arguments],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
+    return finished(warm_python(), ROOT / SCRIPT, *arguments, cwd=cwd, **environment)
 
 
 def test_flags_are_read_as_in_the_guides(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,13 +4,12 @@
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 from tests.test_documentation import ROOT, blocks
 
 PAGES = [ROOT / "documentations" / name for name in ("extending.md", "extending_rl.md")]
@@ -63,7 +62,7 @@ def commands() -> Iterable[list[str]]:
 
 def play(folder: Path, programs: Iterable[list[str]]) -> None:
     code = PROGRAM + "".join(f"run(*{words})\n" for words in programs)
-    done = subprocess.run([warm_python(), "-c", code], cwd=folder, capture_output=True, text=True, timeout=HANG_S)
+    done = finished(warm_python(), "-c", code, cwd=folder)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 

@@ -4,7 +4,6 @@
 import ast
 import json
 import os
-import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from imaginaire.training import provenance
 from scripts import doctor
 from scripts.doctor import show
 from tests.multiprocess import run_distributed
-from tests.programs import HANG_S, call, warm_python
+from tests.programs import HANG_S, call, finished, warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -227,8 +226,7 @@ def test_the_commands_run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest
     assert call(doctor, "--json") in (0, 1)  # a machine may have a fault
     areas = {finding["key"].partition("/")[0] for finding in json.loads(capfd.readouterr().out)["findings"]}
     assert {"packages", "device", "machine", "attention", "network", "videos", "weights"} <= areas
-    command = [sys.executable, "scripts/test_environment.py", "--training"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
+    result = finished(sys.executable, "scripts/test_environment.py", "--training", cwd=ROOT)
     assert ("[SUCCESS]" in result.stdout) == (result.returncode == 0), result.stderr
     assert call(doctor, "--dist", "--limit", 60) == 0
     out = capfd.readouterr().out

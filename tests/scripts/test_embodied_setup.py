@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import HANG_S
+from tests.programs import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL, START_RAY = "requirements/install.sh", "ray_utils/start_ray.sh"
 
 
 def shell(script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    command = ["bash", str(ROOT / script), *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    return finished("bash", ROOT / script, *words, **variables)
 
 
 def a_program(folder: Path, name: str, text: str) -> str:

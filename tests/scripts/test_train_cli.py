@@ -4,9 +4,7 @@
 import contextlib
 import io
 import logging
-import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,24 +21,11 @@ from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training import trainer
 from scripts import train
 from tests.multiprocess import run_distributed
-from tests.programs import HANG_S, python
+from tests.programs import finished, python
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "cosmos_predict2/configs/base/config.py"
 MINIMAL = "--config=examples/minimal/config.py"
-
-
-def run(
-    *arguments: str, cwd: Path = ROOT, interpreter: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [interpreter or python(), "-m", "scripts.train", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
 
 
 Start = Callable[..., int]
@@ -253,19 +238,20 @@ def test_list_of_a_noisy_config_file_is_clean(tmp_path: Path) -> None:
         "        register_experiment(name, {})\n"
         "    return Config()\n"
     )
-    done = run(f"--config={tmp_path / 'noisy.py'}", "--list")
+    done = finished(python(), "-m", "scripts.train", f"--config={tmp_path / 'noisy.py'}", "--list", cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "a\nb\n")
 
 
 @pytest.mark.slow
 def test_dryrun_is_quick_and_mistakes_have_no_traceback(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run("--dryrun", interpreter=sys.executable, IMAGINAIRE_OUTPUT_ROOT=str(tmp_path))
+    words = ["-m", "scripts.train"]
+    done = finished(sys.executable, *words, "--dryrun", cwd=ROOT, IMAGINAIRE_OUTPUT_ROOT=str(tmp_path))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert after.ru_utime - before.ru_utime < 10  # 2.5 s as a rule; of the processor, for other work may be going on
     assert list(tmp_path.rglob("config.yaml"))
-    done = run("--", "experiment=none")
+    done = finished(python(), *words, "--", "experiment=none", cwd=ROOT)
     assert done.returncode == 2 and done.stderr.startswith("ConfigError"), done.stderr
 
 

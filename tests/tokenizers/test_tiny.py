@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiny tokenizer: the contract of the large one, and pictures that come back."""
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from cosmos_predict2.tokenizers.tiny_toy_world import ToyFrames, components, mak
 from cosmos_predict2.toy_world import make_episodes
 from cosmos_predict2.toy_world.physics import TASKS
 from imaginaire.errors import CheckpointError
-from tests.programs import python
+from tests.programs import finished, python
 
 PHOTO = Path(__file__).parents[2] / "assets/photo/coffee.jpg"
 HELD_OUT = 10**6  # the first episode of the series that no fit reaches
@@ -163,5 +162,5 @@ def test_nothing_of_the_toy_world_is_read_for_recordings() -> None:
     )
     code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]"
     code += "; print(any(name.startswith('cosmos_predict2.toy_world') for name in sys.modules))"
-    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    done = finished(python(), "-c", code)
+    assert (done.returncode, done.stdout.strip()) == (0, "False")

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random as python_random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from imaginaire.data.workers import close_readers
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
-from tests.programs import HANG_S
+from tests.programs import HANG_S, finished
 
 
 class Numbers(Dataset[dict[str, Any]]):
@@ -336,7 +335,7 @@ def end_with_bugs() -> None:
 @pytest.mark.slow
 def test_a_bug_ends_the_program_and_its_workers() -> None:
     code = "from tests.imaginaire.data.test_data import end_with_bugs; end_with_bugs()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
+    result = finished(sys.executable, "-c", code)
     assert result.returncode == 1
     # perhaps not the last line: in forked workers torch complains of the iterators of their parent
     assert "RuntimeError: a bug in the model" in result.stderr.splitlines()

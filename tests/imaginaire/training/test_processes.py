@@ -3,7 +3,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from imaginaire.distributed.places import EXIT_INTERRUPTED
 from imaginaire.errors import TrainingError
 from imaginaire.training.callbacks import Callback
 from tests.multiprocess import run_distributed
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 from tests.training import saved, train
 
 pytestmark = pytest.mark.slow
@@ -187,9 +186,7 @@ def test_gradients_do_not_depend_on_how_the_samples_of_a_step_are_split(
 
 def test_torchrun_says_a_mistake_once(tmp_path: Path) -> None:
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "scripts.train"]
-    command = [warm_python(), *words]
-    command += ["--config=tests/project/config.py", "--", "experiment=restless", "trainer.max_itr=2"]
-    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    words += ["--config=tests/project/config.py", "--", "experiment=restless", "trainer.max_itr=2"]
+    result = finished(warm_python(), *words, IMAGINAIRE_OUTPUT_ROOT=str(tmp_path), OMP_NUM_THREADS="1")
     assert result.returncode != 0
     assert result.stderr.count("Unknown key trainer.max_itr") == 1, result.stderr[-3000:]

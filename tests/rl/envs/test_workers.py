@@ -3,7 +3,6 @@
 raised or mended."""
 
 import itertools
-import os
 import pickle
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from cosmos_predict2.rl.interfaces import Decision
 from imaginaire.config import L
 from imaginaire.config.lazy_config import instantiate
 from imaginaire.errors import ConfigError, DataError
-from tests.programs import HANG_S, python
+from tests.programs import finished, python
 from tests.rl.envs.task_envs import DEADLY, DIES, HANGS, RAISES, TellingTask, ToyTask
 from tests.rl.envs.test_company import CHUNK, Plan
 
@@ -66,10 +65,7 @@ def test_a_script_without_a_main_guard_ends_at_once_with_the_cure(tmp_path: Path
         "from tests.rl.envs.task_envs import ToyTask\n"
         "WorkerEnv(ToyTask, 1).reset()\n"
     )
-    root = str(Path(__file__).parents[3])
-    done = subprocess.run(
-        [python(), str(script)], env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, timeout=HANG_S
-    )
+    done = finished(python(), script, PYTHONPATH=str(Path(__file__).parents[3]))
     assert done.returncode and "WorkerError: Environment 0: its process ended" in done.stderr
     assert 'below `if __name__ == "__main__":`' in done.stderr and "it is started again" not in done.stderr
 

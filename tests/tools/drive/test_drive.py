@@ -22,9 +22,9 @@ from cosmos_predict2.rl.interfaces import Decision, FrameRewardDefaults, Judgeme
 from cosmos_predict2.tools.drive import server
 from cosmos_predict2.tools.drive.server import TOKEN, create_app
 from cosmos_predict2.tools.drive.session import IMAGINED, Controls, Drive, drive_of
-from imaginaire import command_line
 from imaginaire.errors import ConfigError
-from scripts.drive import parser, run
+from scripts import drive as script
+from tests.programs import call
 
 SOCKET = "ws://127.0.0.1:8000/drive"
 HERE = "tests.tools.drive.test_drive"
@@ -71,7 +71,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def driven(*flags: object) -> Iterator[Drive]:
-    args = parser.parse_args([str(flag) for flag in flags])
+    args = script.parser.parse_args([str(flag) for flag in flags])
     with drive_of(args, imagination_of(device="cpu"), SIZE) as drive:
         yield drive
 
@@ -247,7 +247,10 @@ def test_strangers_are_refused(drive: Drive) -> None:
 
 
 def test_one_camera_is_not_halved_into_the_views_of_a_world_model(data: Path) -> None:
-    imagination, args = imagination_of(device="cpu"), parser.parse_args(["--data", str(data), "--camera", "top"])
+    imagination, args = (
+        imagination_of(device="cpu"),
+        script.parser.parse_args(["--data", str(data), "--camera", "top"]),
+    )
     imagination.views = ("top", "wrist")
     with pytest.raises(ConfigError, match="2 views"), drive_of(args, imagination, SIZE):
         pass
@@ -279,9 +282,6 @@ def test_mistakes_are_named_before_a_page_is_served(
     writer.add(Recording({"action": rows}, {"top": film}, "push"))
     writer.finish()
     words = [word.format(data=data, wide=tmp_path / "wide") for word in flags]
-    try:
-        code = command_line.main(parser, run, [*words, "--device", "cpu"])
-    except SystemExit as left:
-        code = left.code
+    code = call(script, *words, "--device", "cpu")
     shown = capsys.readouterr()
     assert code == 2 and named.format(data=data) in shown.err + shown.out

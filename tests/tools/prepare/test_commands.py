@@ -2,15 +2,13 @@
 """Every program that prepares or checks data starts as a file, and one as a user starts it; that each file finds the
 packages from any folder is seen in tests/test_imports.py."""
 
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.programs import HANG_S, python
+from tests.programs import finished, python
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = sorted(
@@ -32,9 +30,7 @@ def test_a_command_starts_as_a_file(
 
 @pytest.mark.slow
 def test_both_forms_of_a_command_start_in_processes_of_their_own(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     program = "get_t5_embeddings"
     for command, folder in (([str(ROOT / f"scripts/{program}.py")], tmp_path), (["-m", f"scripts.{program}"], ROOT)):
-        words = [python(), *command, "--help"]
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
+        done = finished(python(), *command, "--help", cwd=folder, PYTHONPATH=None)
         assert done.returncode == 0 and f"scripts.{program}" in done.stdout, done.stderr

@@ -27,7 +27,7 @@ from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceS
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
 from imaginaire.listening import listening
-from tests.programs import HANG_S, warm_python
+from tests.programs import HANG_S, finished, warm_python
 from tests.rl.rewards.doubles import HERE, ROOT, Served, body, clips_of, served
 
 
@@ -191,10 +191,8 @@ def test_a_stop_keeps_what_waits_and_the_next_start_finishes_it(tmp_path: Path) 
         assert [service.result(ticket)["scores"]["mean"] for ticket in tickets] == [[float(k)] for k in range(20)]
         scored = Counter((tmp_path / "scored.txt").read_text().splitlines())
         assert set(scored.values()) == {1}  # what ran was finished
-        second = subprocess.run(
-            [sys.executable, "-m", "scripts.reward_service", "--port", str(service.port), "--rewards", "smoothness"],
-            cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
+        words = ["-m", "scripts.reward_service", "--port", service.port, "--rewards", "smoothness"]
+        second = finished(sys.executable, *words, cwd=ROOT)
         assert second.returncode == 2
         assert str(service.port) in second.stderr
         url = service.url("/api/reward/")
