@@ -2,18 +2,24 @@
 """Programs that make videos in other ways than examples/video2world.py, which they share."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
+from cosmos_predict2.configs.base.config_text2image import get_cosmos_predict2_text2image_pipeline
 from cosmos_predict2.data.video import media
-from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.released import tiny_video2world_path
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.released import SIZES, tiny_text2image_path, tiny_video2world_path
+from cosmos_predict2.toy_world.rendering import detect
+from cosmos_predict2.world_model.assembly import network_of
 from examples import (
+    text2image,
+    text2world,
     video2video_sdedit,
     video2world,
     video2world_bestofn,
@@ -23,7 +29,7 @@ from examples import (
 )
 from imaginaire.checkpoint import weights
 from imaginaire.optim import lora
-from tests.programs import HANG_S, warm_python
+from tests.programs import finished, warm_python
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "push the red puck to the green ring"
@@ -68,7 +74,7 @@ def test_two_processes_make_the_long_video_of_one(tmp_path: Path) -> None:
     assert video2world_lvg.main([*arguments, str(tmp_path / "one.mp4")]) == 0
     torchrun = [str(Path(warm_python()).with_name("torchrun")), "--standalone", "--nproc_per_node=2"]
     program = [str(ROOT / "examples/video2world_lvg.py"), "--num_gpus", "2", *arguments, str(tmp_path / "two.mp4")]
-    run = subprocess.run([*torchrun, *program], capture_output=True, text=True, timeout=HANG_S)
+    run = finished(*torchrun, *program)
     assert run.returncode == 0, run.stderr
     one, two = (media.read_video(tmp_path / f"{name}.mp4")[0].float() for name in ("one", "two"))
     assert float((one - two).abs().mean()) < 1
@@ -236,15 +242,31 @@ GROOT = ["--gr00t_variant", "gr1"]
         (video2video_sdedit.main, ["--text2image_edit_strength", "-1"], "strength of an edit is -1"),
         (video2video_sdedit.main, ["--num_conditional_frames", "5"], "--num_conditional_frames 1"),
         (video2video_sdedit.main, ["--input_video_path", CLIP, "--start_frame_idx", "20"], "has 25 frames"),
+        (text2image.main, ["--save_path", "a.mp4"], ".mp4"),
+        (text2image.main, ["--prompt", ""], "prompt is empty"),
+        (text2image.main, ["--distill_steps", "4"], "--distill_steps"),
+        (text2image.main, ["--distill_steps", "9"], "--distill_steps"),
+        (text2image.main, ["--use_fast_tokenizer"], "--use_fast_tokenizer"),
+        (text2image.main, ["--input_path", "a.jpg"], "from the prompt alone"),
+        (text2image.main, ["--num_gpus", "2"], "These numbers do: 1."),
+        (text2image.main, ["--model_size", "0.6B"], "--model_types text2image --model_sizes 0.6B"),
+        (text2image.main, ["--model_size", "3B"], "--model_size"),
+        (text2image.main, ["--dit_path", "absent.pt"], "absent.pt"),
+        (text2world.main, ["--input_path", "a.jpg"], "begins with a prompt"),
+        (text2world.main, ["--model_size", "2B"], "download_checkpoints"),
+        (text2world.main, ["--dit_path_text2image", "absent.pt"], "absent.pt"),
+        (video2world.main, ["--dit_path", "TINY_IMAGE"], "Text2Image"),
+        (text2image.main, ["--dit_path", "TINY_VIDEO"], "Video2World"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_2(
     main: Callable[[list[str]], int], arguments: list[str], text: str, adapted: str, tmp_path: Path, capsys: Any
 ) -> None:
-    picture = str(ROOT / "assets/toy_world/first_frame.png")
-    words = [{"ADAPTED": adapted, "PICTURE": picture}.get(word, word) for word in arguments]
-    save_path = "out" if main is video2world_bestofn.main else "out.mp4"
-    output = [] if "--save_path" in arguments else ["--save_path", str(tmp_path / save_path)]
+    places = {"ADAPTED": adapted, "PICTURE": str(ROOT / "assets/toy_world/first_frame.png")}
+    places |= {"TINY_IMAGE": tiny_text2image_path(), "TINY_VIDEO": tiny_video2world_path()}
+    words = [places.get(word, word) for word in arguments]
+    ending = {video2world_bestofn.main: "", text2image.main: ".jpg"}.get(main, ".mp4")
+    output = [] if "--save_path" in arguments else ["--save_path", f"{tmp_path}/out{ending}"]
     try:
         code: Any = main([*TINY, *words, *output])
     except SystemExit as left:
@@ -263,3 +285,49 @@ def test_what_the_guides_write_is_read() -> None:
     assert (args.num_generations, args.save_path, args.skip_generation) == (2, "output/best-of-n", False)
     args = read(video2video_sdedit, "--input_video_path", "a.mp4", "--dit_path_video2world", "b.pt")
     assert (args.input_path, args.dit_path, args.video2world_edit_strength) == ("a.mp4", "b.pt", 0.8)
+
+
+TINY_PICTURE = ["--model_size", "tiny", "--prompt", PROMPT]
+
+
+def test_a_picture_of_the_toy_world_and_a_batch_makes_the_same(tmp_path: Path) -> None:
+    for ending in (".jpg", ".png"):
+        assert text2image.main([*TINY_PICTURE, "--seed", "1", "--save_path", str(tmp_path / f"one{ending}")]) == 0
+    assert media.read_image(tmp_path / "one.jpg").shape == (3, 48, 48)
+    entries = [{"prompt": PROMPT, "seed": seed, "output_image": str(tmp_path / f"{seed}.png")} for seed in range(4)]
+    (tmp_path / "batch.json").write_text(json.dumps([*entries, {"prompt": PROMPT}]))
+    batch = ["--batch_input_json", str(tmp_path / "batch.json"), "--save_path", str(tmp_path / "x.png")]
+    assert text2image.main([*TINY_PICTURE, *batch]) == 0
+    assert record(tmp_path / "1.png")["frames_sha256"] == record(tmp_path / "one.png")["frames_sha256"]
+    assert (tmp_path / "output_4.png").exists()
+    pictures = torch.stack([media.read_image(tmp_path / f"{seed}.png") for seed in range(4)]).permute(0, 2, 3, 1)
+    seen = detect(numpy.ascontiguousarray(pictures[:, None].numpy()), ("puck",)).position["puck"]
+    assert int((~numpy.isnan(seen[..., 0])).sum()) >= 3
+
+
+def test_a_video_begins_with_the_picture_of_its_prompt(tmp_path: Path) -> None:
+    out = tmp_path / "out.mp4"
+    flags = [*TINY_PICTURE, "--seed", "3", "--num_steps", "4"]
+    assert text2world.main([*flags, "--save_path", str(out)]) == 0
+    assert text2image.main([*flags, "--save_path", str(tmp_path / "same.jpg")]) == 0
+    assert (tmp_path / "out_temp.jpg").read_bytes() == (tmp_path / "same.jpg").read_bytes()
+    of_picture = ["--input_path", str(tmp_path / "same.jpg"), "--save_path", str(tmp_path / "video.mp4")]
+    assert video2world.main([*flags, *of_picture]) == 0
+    assert record(out)["frames_sha256"] == record(tmp_path / "video.mp4")["frames_sha256"]
+    entries = [{"prompt": PROMPT, "output_video": str(tmp_path / f"{i}.mp4"), "seed": 3 + i} for i in range(2)]
+    (tmp_path / "batch.json").write_text(json.dumps(entries))
+    assert text2world.main([*flags, "--batch_input_json", str(tmp_path / "batch.json")]) == 0
+    assert record(tmp_path / "0.mp4")["frames_sha256"] == record(out)["frames_sha256"]
+
+
+def test_configs_of_all_sizes_are_of_one_frame_without_a_mask_of_frames() -> None:
+    for size in (*SIZES, "tiny"):
+        config = get_cosmos_predict2_text2image_pipeline(model_size=size)
+        assert type(network_of(config.net)) is DiT and config.state_t == 1
+
+
+def test_a_picture_from_python() -> None:
+    config = get_cosmos_predict2_text2image_pipeline(model_size="tiny")
+    pipe = Video2WorldPipeline.from_config(config, tiny_text2image_path())
+    picture = pipe("", PROMPT, aspect_ratio="1:1", num_conditional_frames=0, guidance=0.0, num_sampling_step=2)
+    assert picture.shape == (1, 3, 1, 48, 48)

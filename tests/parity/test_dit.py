@@ -93,26 +93,15 @@ def test_outputs_and_what_lies_between(dit: str, golden: Golden) -> None:
 
 @pytest.mark.parametrize("rope_precision", ["module", "float32"])
 def test_half_precision(half: str, rope_precision: str, golden: Golden) -> None:
-    dit = half.removesuffix(".bf16.safetensors")
-    net = _load(golden, dit, rope_precision=rope_precision).to(torch.bfloat16)
-    file, given = golden.tensors(half), golden.tensors(f"{dit}.forward.safetensors")
-    names = [name for name in given if name in INPUTS or name.startswith("timesteps_B_")]
-    inputs = {name: given[name].use() for name in names}
-    inputs = {name: x if name == "fps" else x.to(torch.bfloat16) for name, x in inputs.items()}
-    tolerance = golden.json("meta.json")["tolerances"]["network_bf16"]
+    tolerance, rounded = golden.json("meta.json")["tolerances"]["network_bf16"], "rope_angles_bf16_model"
     bound = tolerance["relative_l2_same_mode" if rope_precision == "module" else "relative_l2"].use()
-    for name in file:
-        if name == "rope_angles_bf16_model":
-            if rope_precision == "module":
-                found = _call(net, inputs, "timesteps_B_1", is_image=type(net) is DiT)
-                _compare_rounded(golden, file[name], found["rope_angles"])
-            continue
-        prefix = name.removesuffix("out_bf16")
-        assert prefix in TIMES, f"{half}: what is '{name}'?"
-        out = _call(net, inputs, TIMES[prefix], is_image=type(net) is DiT)["out"]
-        assert out.dtype == torch.bfloat16
-        expected = file[name].expected().float()  # a norm over the whole output, which compare() does not have
-        assert float((out.float() - expected).norm() / expected.norm()) <= bound
+    errors = _errors_on(golden, half, torch.device("cpu"), torch.bfloat16, rope_precision=rope_precision)
+    assert max(errors.values()) <= bound, errors
+    file = golden.tensors(half)
+    if rope_precision == "module" and rounded in file:
+        net, inputs = _net_and_inputs(golden, half, torch.device("cpu"), torch.bfloat16, rope_precision="module")
+        found = _call(net, inputs, "timesteps_B_1", is_image=type(net) is DiT)
+        _compare_rounded(golden, file[rounded], found["rope_angles"])
 
 
 @pytest.mark.gpu
@@ -128,21 +117,27 @@ def test_single_precision_on_a_gpu(half: str, golden: Golden) -> None:
         assert error <= 1e-4, f"{entry}: {error:.1e}"  # other orders of sums
 
 
-def _errors_on(golden: Golden, half: str, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Relative L2 differences of the outputs on a device from those of the files, by their names in half precision."""
+def _net_and_inputs(golden: Golden, half: str, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
     dit = half.removesuffix(".bf16.safetensors")
-    net = _load(golden, dit).to(device, dtype)
-    file, given = golden.tensors(half), golden.tensors(f"{dit}.forward.safetensors")
+    given = golden.tensors(f"{dit}.forward.safetensors")
     names = [name for name in given if name in INPUTS or name.startswith("timesteps_B_")]
     inputs = {name: given[name].use().to(device) for name in names}
     inputs = {name: x if name == "fps" else x.to(dtype) for name, x in inputs.items()}
+    return _load(golden, dit, **options).to(device, dtype), inputs
+
+
+def _errors_on(golden: Golden, half: str, device: torch.device, dtype: torch.dtype, **options: Any) -> dict[str, float]:
+    """Relative L2 differences of the outputs on a device from those of the files, by their names in half precision."""
+    net, inputs = _net_and_inputs(golden, half, device, dtype, **options)
+    file, given = golden.tensors(half), golden.tensors(half.replace(".bf16.", ".forward."))
     errors = {}
     for name in file:
         if name.endswith("out_bf16"):
-            found = _call(net, inputs, TIMES[name.removesuffix("out_bf16")], is_image=type(net) is DiT)["out"]
+            out = _call(net, inputs, TIMES[name.removesuffix("out_bf16")], is_image=type(net) is DiT)["out"]
+            assert out.dtype == dtype
             value = file[name] if dtype == torch.bfloat16 else given[name.removesuffix("_bf16")]
-            expected = value.expected().float()
-            errors[name] = float((found.float().cpu() - expected).norm() / expected.norm())
+            expected = value.expected().float()  # a norm over the whole output, which compare() does not have
+            errors[name] = float((out.float().cpu() - expected).norm() / expected.norm())
     assert errors
     return errors
 
