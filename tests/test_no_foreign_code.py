@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from cosmos_predict2.guardrail.judges import SIGLIP, LlamaGuard, VideoFilter
 from cosmos_predict2.rl.policies.openvla.inputs import Prompts
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.rewards.local import REWARDS, build
 from cosmos_predict2.text.reason1 import Reason1Encoder, load_reason1
 from cosmos_predict2.text.t5 import T5Encoder
 from imaginaire.errors import CheckpointError
+from tests.guardrail.tiny_guards import make_llama_guard, make_video_filter
 from tests.rl.rewards.tiny_judges import make_reason1, make_video_align
 from tests.text.folders import reason1_folder, t5_folder
 
@@ -54,6 +56,18 @@ CALLS: dict[str, tuple[Callable[[Path], Any], str, Callable[[Path], Any], bool]]
     "t5_tokenizer": (t5_folder, "config.json", lambda folder: T5Encoder(str(folder)), False),
     "judge_tokenizer": (make_reason1, "tokenizer_config.json", lambda folder: _judge("cosmos_reason1", folder), False),
     "judge_model": (make_reason1, "config.json", lambda folder: _judge("cosmos_reason1", folder), False),
+    "llama_guard_tokenizer": (
+        make_llama_guard,
+        "meta-llama/Llama-Guard-3-8B/tokenizer_config.json",
+        lambda folder: LlamaGuard(str(folder / "meta-llama" / "Llama-Guard-3-8B")),
+        False,
+    ),
+    "video_filter_config": (
+        make_video_filter,
+        f"nvidia/Cosmos-Guardrail1/video_content_safety_filter/{SIGLIP}/snapshots/abc/config.json",
+        lambda folder: VideoFilter(str(folder / "nvidia/Cosmos-Guardrail1/video_content_safety_filter")),
+        False,
+    ),
     "video_align_tokenizer": (
         make_video_align,
         "checkpoint-7/tokenizer/tokenizer_config.json",

@@ -59,7 +59,7 @@ def write_tiny_reason1(folder: str | Path) -> None:
     (folder / pretrained.CONFIG).write_text(json.dumps(CONFIG))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = package.Qwen2_5_VLForConditionalGeneration(package.Qwen2_5_VLConfig.from_pretrained(folder))
+        model = package.Qwen2_5_VLForConditionalGeneration(pretrained.config_of(package.Qwen2_5_VLConfig, str(folder)))
     from safetensors.torch import save_file
 
     tensors = {
