@@ -32,30 +32,23 @@ _EPILOG = """\
 What is read and what is written are two words, SOURCE DESTINATION with --to FORM, or --from SOURCE --to DESTINATION.
 Where no form is given, the suffix of the destination decides, and a policy becomes --to public.
 
---to standard, --to dcp: the whole training state. SOURCE is a run's folder, its checkpoints folder, or one iteration in
-it (checkpoints/model/iter_000000500.pt or checkpoints/iter_000000500). DESTINATION is a run's folder; the iteration is
-written below its checkpoints/, and its latest_checkpoint.txt names it, so that a run there resumes from it.
+--to standard, dcp: the whole training state. SOURCE is a run's folder, its checkpoints folder, or one iteration in it
+(checkpoints/model/iter_000000500.pt or checkpoints/iter_000000500). DESTINATION is the folder of a run that resumes.
 
---to pt, --to safetensors, --to diffusers, --to original, --to dcp-weights: the weights of one network, of Cosmos, of
-Wan2.1 or of their tokenizer. SOURCE is anything that holds them: a released or training .pt, a run's folder, a DCP
-folder, safetensors, a folder of diffusers or Wan2.1, a hub id. DESTINATION is the file, or the folder, to write. Names
-in files begin with "net.", as released ones do; those of a tokenizer, and in --to original (Wan2.1 alone), do not.
+--to pt, safetensors, diffusers, original, dcp-weights: the weights of one network, of Cosmos, of Wan2.1 or of their
+tokenizer. SOURCE is anything that holds them: a released or training .pt, a run's folder, a DCP folder, safetensors, a
+folder of diffusers or Wan2.1, a hub id. DESTINATION is the file, or the folder, to write. Names in files begin with
+"net.", as released ones do; those of a tokenizer, and in --to original (Wan2.1 alone), do not.
 
---to peft, --to diffusers-lora, --to comfyui, --to kohya: LoRA adapters alone. SOURCE is a checkpoint of a run with
-adapters, or an adapter in another layout. DESTINATION is the folder to write, of the last two the .safetensors file.
-Each can be given to --lora of the inference program; the adapters of a policy (--to peft) to
-model.config.policy.lora_path.
+--to peft, diffusers-lora, comfyui, kohya: LoRA adapters alone. SOURCE is a checkpoint of a run with adapters, or an
+adapter in another layout. DESTINATION is the folder to write, of the last two the .safetensors file. Each can be given
+to --lora of the inference program; the adapters of a policy (--to peft) to model.config.policy.lora_path.
 
---to diffusers-pipeline, --to released: whole folders, of diffusers' pipeline and as the models were released, with
-tokenizer and text encoder. They are looked for beside SOURCE, in its card and below checkpoints/; what is elsewhere is
-given with --tokenizer_path and --text_encoder_path. --dtype is that of the network. --from SOURCE --to FOLDER writes
-diffusers' pipeline.
+--to diffusers-pipeline, released: whole folders with tokenizer and text encoder, which are looked for beside SOURCE, in
+its card and below checkpoints/. --dtype is that of the network. --from SOURCE --to FOLDER writes diffusers' pipeline.
 
 --to public: a policy that has a published layout (OpenVLA, PI0.5) as its folder; adapters are added to the weights.
 Another is written as scripts.train_policy does. SOURCE is a run or a folder. --from RUN --to FOLDER writes the same.
-
---verify compares what was written with SOURCE: names, every value, settings, and outputs for fixed inputs, of diffusers
-by its own classes where it is installed. What exists already is compared and not written.
 
 examples:
   python -m scripts.convert checkpoints/examples/minimal/minimal checkpoints/examples/minimal/as_dcp --to dcp
@@ -111,7 +104,11 @@ add("--tokenizer_path", default="", metavar="PATH", help="the tokenizer of a who
 add("--text_encoder_path", default="", metavar="FOLDER", help="the text encoder of a whole folder, the same")
 add("--no_text_encoder", action="store_true", help="a whole folder without its text encoder")
 add("--overwrite", action="store_true", help="replace a file or folder that exists")
-add("--verify", action="store_true", help="compare names, values and outputs; what exists is compared alone")
+add(
+    "--verify",
+    action="store_true",
+    help="compare names, values, outputs; what exists is compared, not written",
+)
 
 add("--push", metavar="ORG/NAME", help="then send what was written, with its card, to this repository of the hub")
 add("--public", action="store_true", help="with --push: a repository that all may read, where it is a new one")

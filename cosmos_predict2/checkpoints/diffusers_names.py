@@ -62,7 +62,7 @@ _NO_CLASS = {"action_embedder": "action-conditioned", "view_embeddings": "multiv
 
 def to_diffusers_name(name: str) -> str | None:
     """diffusers' name of a parameter of ours (without ``net.``); None for what it has no place for: released extras."""
-    found = _mapped(name, _TO_DIFFUSERS)
+    found = mapped(name, _TO_DIFFUSERS)
     if found is not None or is_extra(name):
         return found
     for start, kind in _NO_CLASS.items():
@@ -77,10 +77,11 @@ def to_diffusers_name(name: str) -> str | None:
 
 def from_diffusers_name(name: str) -> str | None:
     """Our name of a parameter in diffusers' layout; None for a name that the layout does not have."""
-    return _mapped(name, _FROM_DIFFUSERS)
+    return mapped(name, _FROM_DIFFUSERS)
 
 
-def _mapped(name: str, table: Mapping[str, str]) -> str | None:
+def mapped(name: str, table: Mapping[str, str]) -> str | None:
+    """The entry of a table in which "{}" is a block's number."""
     if (block := _BLOCK.fullmatch(name)) is None:
         return table.get(name)
     found = table.get(f"{block[1]}.{{}}.{block[3]}")

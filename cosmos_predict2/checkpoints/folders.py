@@ -7,7 +7,7 @@ its own repository.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from cosmos_predict2.checkpoints.networks import CONFIG, Config, read_config
 from cosmos_predict2.checkpoints.publishing import CARD, model_card
 from cosmos_predict2.checkpoints.verify import differences, other_settings, refuse, verify_network
 from cosmos_predict2.released import REASON1_ENCODER_DIR, T5, checkpoint_dir
-from cosmos_predict2.text.t5 import SHARED, TIED
+from cosmos_predict2.text import t5
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
@@ -30,14 +30,14 @@ from imaginaire.errors import CheckpointError, ConfigError
 FOLDER_FORMS = ("diffusers-pipeline", "released")
 INDEX, SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
 TOKENIZERS = ("vae", "tokenizer/tokenizer.pth", "tokenizer.pth", "Wan2.1_VAE.pth")  # in a folder with other parts
+_RELEASED = ("model.pt", TOKENIZERS[1])
 _OF_TEXT = {  # files of the text's tokenizer
     "tokenizer.json", "tokenizer_config.json", "spiece.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.json", "chat_template.jinja", "preprocessor_config.json",
 }  # fmt: skip
 _EULER = dict(_class_name="FlowMatchEulerDiscreteScheduler", use_karras_sigmas=True)  # the pipelines set its range
 _UNIPC = dict(_class_name="UniPCMultistepScheduler", use_flow_sigmas=True, prediction_type="flow_prediction")
-_T5, _UMT5 = ("T5EncoderModel", "T5TokenizerFast"), ("UMT5EncoderModel", "T5TokenizerFast")
-_QWEN = ("Qwen2_5_VLForConditionalGeneration", "Qwen2TokenizerFast")
+_PIPELINE = ("transformer", "vae", TEXT_ENCODER, TOKENIZER)
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class _Family:
     pipeline: str
     scheduler: Config
     text: tuple[str, str]  # classes of transformers: encoder and tokenizer
-    text_place: str  # in the released layout; empty: the two folders of a pipeline
-    tokenizer_place: str = TOKENIZERS[1]
+    released: tuple[str, str, str, str]  # where `_PIPELINE`'s parts are in the released layout
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Folder:
     """A conversion of a folder: the networks one by one, folders of text and pictures, and files of settings."""
 
     job: Export
-    networks: tuple[Export, ...]
+    networks: Sequence[Export]
     encoders: Mapping[str, tuple[str, str]]  # destination -> (source, class of transformers)
     tokenizers: Mapping[str, str]  # destination -> source, of text and pictures
     settings: Mapping[str, Config]  # in the order of writing
@@ -69,17 +68,15 @@ def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = 
         raise ConfigError(f"{job.source} is on the hub: fetch the folder first (hf download), and give its path.")
     network = network_of_job(replace(job, form="diffusers"))
     config, card = network.config(), network.card
-    family, to, beside = _family(config, card), job.destination, _folder_of(job.source)
+    family, to, beside = _family(config, card), job.destination.rstrip("/"), _folder_of(job.source)
     is_pipeline, has_image = job.form == FOLDER_FORMS[0], config.get("image_dim") is not None
     if has_image and not is_pipeline:
         raise CheckpointError(f"{job.source}: --to released has no image encoder, whose file holds a text half, too.")
-    vae = tokenizer or _tokenizer_of(beside, card)
-    places = ("transformer", "vae") if is_pipeline else ("model.pt", family.tokenizer_place)
-    forms = ("diffusers", "diffusers") if is_pipeline else ("pt", "pt")
-    if config["_class_name"] == wan_names.CLASS_NAME and not is_pipeline:
-        places, forms = ("", family.tokenizer_place), ("original", "pt")
-    of_network = replace(job, form=forms[0], destination=storage.join(to, places[0]) if places[0] else to)
-    of_vae = Export(vae, storage.join(to, places[1]), forms[1], overwrite=job.overwrite)
+    places = [storage.join(to, place).rstrip("/") for place in (_PIPELINE if is_pipeline else family.released)]
+    vae = Export(tokenizer or _tokenizer_of(beside, card), places[1], "diffusers", overwrite=job.overwrite)
+    networks = [replace(job, destination=places[0], form="diffusers"), vae]
+    if not is_pipeline:
+        networks = [replace(each, form="original" if each.destination == to else "pt") for each in networks]
     encoders: dict[str, tuple[str, str]] = {}
     tokenizers: dict[str, str] = {}
     components: dict[str, str | None] = {TEXT_ENCODER: None, TOKENIZER: None}
@@ -88,10 +85,8 @@ def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = 
         here = [storage.join(source, name) for name in components]
         if not names_at(here[0]):  # one folder for both
             here = [source, source]
-        is_one = not is_pipeline and family.text_place
-        there = [storage.join(to, family.text_place if is_one else name) for name in components]
-        encoders[there[0]], tokenizers[there[1]] = (here[0], family.text[0]), here[1]
-        components = {TEXT_ENCODER: family.text[0], TOKENIZER: family.text[1]}
+        encoders[places[2]], tokenizers[places[3]] = (here[0], family.text[0]), here[1]
+        components = dict(zip(components, family.text))
     if has_image:
         components |= {"image_encoder": "CLIPVisionModel", "image_processor": "CLIPImageProcessor"}
         encoders[storage.join(to, "image_encoder")] = _required(beside, "image_encoder"), "CLIPVisionModel"
@@ -105,7 +100,7 @@ def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = 
     index |= {"safety_checker": [None, None]} if config["_class_name"] == diffusers_names.CLASS_NAME else {}
     settings = {SCHEDULER: scheduler, INDEX: index} if is_pipeline else {}
     text = readme(config, to, family.pipeline) if is_pipeline else ""
-    return Folder(job, (of_network, of_vae), encoders, tokenizers, settings, text)
+    return Folder(job, networks, encoders, tokenizers, settings, text)
 
 
 def write_parts(folder: Folder) -> Mapping[str, Tensor]:
@@ -153,14 +148,18 @@ def _faults(folder: Folder) -> Iterator[str]:
 
 def _family(config: Config, card: ModelCard) -> _Family:
     if config["_class_name"] == wan_names.CLASS_NAME:
-        shift = (card.pipeline.get("flow") or {}).get("shift", 5.0 if config["image_dim"] is None else 3.0)
-        kind = "WanPipeline" if config["image_dim"] is None else "WanImageToVideoPipeline"
-        return _Family(kind, {**_UNIPC, "flow_shift": shift}, _UMT5, "", TOKENIZERS[3])
+        is_text = config["image_dim"] is None
+        unipc = {**_UNIPC, "flow_shift": (card.pipeline.get("flow") or {}).get("shift", 5.0 if is_text else 3.0)}
+        classes, places = ("UMT5EncoderModel", "T5TokenizerFast"), ("", TOKENIZERS[3], TEXT_ENCODER, TOKENIZER)
+        return _Family("WanPipeline" if is_text else "WanImageToVideoPipeline", unipc, classes, places)
     if config.get("use_crossattn_projection"):
-        karras = {**_UNIPC, "use_karras_sigmas": True, "sigma_max": 200.0, "sigma_min": 0.01}
-        return _Family("Cosmos2_5_PredictBasePipeline", karras, _QWEN, REASON1_ENCODER_DIR)
+        unipc = {**_UNIPC, "use_karras_sigmas": True, "sigma_max": 200.0, "sigma_min": 0.01}
+        classes = ("Qwen2_5_VLForConditionalGeneration", "Qwen2TokenizerFast")
+        released = (*_RELEASED, REASON1_ENCODER_DIR, REASON1_ENCODER_DIR)
+        return _Family("Cosmos2_5_PredictBasePipeline", unipc, classes, released)
     is_image = config["in_channels"] == config["out_channels"]
-    return _Family("Cosmos2TextToImagePipeline" if is_image else "Cosmos2VideoToWorldPipeline", _EULER, _T5, T5)
+    pipeline = "Cosmos2TextToImagePipeline" if is_image else "Cosmos2VideoToWorldPipeline"
+    return _Family(pipeline, _EULER, ("T5EncoderModel", "T5TokenizerFast"), (*_RELEASED, T5, T5))
 
 
 def _folder_of(source: str) -> str:
@@ -185,8 +184,8 @@ def _tokenizer_of(beside: str, card: ModelCard) -> str:
 
 def _text_of(beside: str, card: ModelCard, family: _Family, given: str) -> str:
     recorded: Mapping[str, Any] = card.pipeline.get(TEXT_ENCODER) or {}
-    places = [beside, storage.join(beside, family.text_place), str(recorded.get("path") or beside)]
-    places = [given] if given else [*places, storage.join(checkpoint_dir(), family.text_place)]
+    places = [beside, storage.join(beside, family.released[2]), str(recorded.get("path") or beside)]
+    places = [given] if given else [*places, storage.join(checkpoint_dir(), family.released[2])]
     for place in places:
         if CONFIG in names_at(storage.join(place, TEXT_ENCODER)) or (_files(place) and CONFIG in names_at(place)):
             return place
@@ -209,16 +208,7 @@ def _files(folder: str) -> list[str]:
 
 def _encoder(source: str, cls: str) -> Mapping[str, Tensor]:
     """The tensors of an encoder; of T5 without its decoder, and its table of words once."""
-    found = weights.read(source)
-    if not cls.endswith("T5EncoderModel"):
-        return found
-
-    def rename(name: str) -> str | None:
-        if name.startswith(("decoder.", "lm_head.")) or (name == TIED and SHARED in found):
-            return None
-        return SHARED if name == TIED else name
-
-    return weights.renamed(found, rename)
+    return t5.encoder_weights(source) if cls.endswith("T5EncoderModel") else weights.read(source)
 
 
 def _encoder_config(source: str, cls: str) -> Config:

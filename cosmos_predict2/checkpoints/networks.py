@@ -39,6 +39,7 @@ from imaginaire.errors import CheckpointError, ConfigError
 
 CONFIG = "config.json"
 Config = dict[str, Any]
+Ratios = tuple[float, float, float]  # of RoPE: t, h, w
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +57,11 @@ class Network:
     build: Callable[[], Any]  # the network, or a tokenizer, with random weights
 
 
-def open_network(
-    source: str,
-    which: str = "auto",
-    rope_scale: tuple[float, float, float] | None = None,
-    *,
-    is_tokenizer: bool = False,
-) -> Network:
-    """The network at an address of any form; with ``is_tokenizer`` that of the folder ``vae`` of a pipeline."""
+def open_network(source: str, which: str = "auto", rope_scale: Ratios | None = None) -> Network:
+    """The network at an address of any form; of a pipeline the transformer."""
     found = open_weights(source)
-    if _is_tokenizer(found):
+    if _OURS in found or _THEIRS in found:
         return _tokenizer(source, found)
-    if is_tokenizer:
-        raise CheckpointError(f"{source} holds no tokenizer of Wan2.1 (encoder.conv1 or encoder.conv_in).")
     tensors, card = network_of(found, source, which), read_card(source).opened()
     family = require_family(describe(tensors), None, source, tensors)
     arguments = partial(net_arguments, source, family, card, rope_scale)
@@ -95,9 +88,7 @@ def open_network(
     return Network(**common, rename=diffusers_names.to_diffusers_name, config=config, build=build)
 
 
-def net_arguments(
-    source: str, family: Family, card: ModelCard, rope_scale: tuple[float, float, float] | None = None
-) -> Config:
+def net_arguments(source: str, family: Family, card: ModelCard, rope_scale: Ratios | None = None) -> Config:
     """The arguments that a network was built with: from its shapes, and what these do not show (RoPE ratios, heads of
     Wan2.1) from the record, a config.json or the release."""
     recorded = {key: value for key, value in card.net.items() if not key.startswith("_")}
@@ -112,9 +103,11 @@ def net_arguments(
             f"{source} is {family}, which is no released size, and no config.yaml of its run lies above it, so its"
             f" {what} unknown. {cure}"
         )
-    if not family.is_wan:
-        return {**released, **recorded, **family.net_arguments}
-    return {**dict(out_channels=16, time_channels=256), **family.net_arguments, **released, **recorded}
+    known = {**released, **recorded}
+    if family.is_wan:
+        known = {"out_channels": 16, "time_channels": 256, **known}
+        return {**known, **family.net_arguments, "num_heads": known.get("num_heads", family.width // family.head_dim)}
+    return {**known, **family.net_arguments}
 
 
 def _require_a_class(source: str, family: Family) -> None:
@@ -166,10 +159,6 @@ _FIXED: Config = {  # of every tokenizer of Wan2.1: another value is another net
 _OURS, _THEIRS = "encoder.conv1.weight", "encoder.conv_in.weight"
 
 
-def _is_tokenizer(source: Mapping[str, Tensor]) -> bool:
-    return _OURS in source or _THEIRS in source
-
-
 def _tokenizer(source: str, found: Mapping[str, Tensor]) -> Network:
     """The tokenizer; its latents' constants are those of the release where no config.json has others."""
     is_theirs = _THEIRS in found
@@ -182,6 +171,8 @@ def _tokenizer(source: str, found: Mapping[str, Tensor]) -> Network:
         else:
             dim, z_dim = shape_of(found, _OURS)[0], shape_of(found, "decoder.conv1.weight")[1]
             sizes = WanConfig(dim=dim, z_dim=z_dim)
+        if sizes.num_res_blocks * len(sizes.dim_mult) > len(found):
+            raise ValueError(f"{sizes} has more layers than there are tensors")
         with torch.device("meta"):
             net = WanVAE(sizes)
         mean, std = (list(config.get(f"latents_{k}", v)) for k, v in (("mean", LATENTS_MEAN), ("std", LATENTS_STD)))

@@ -138,83 +138,83 @@ def _compare_outputs(job: Export, source: Network, written: Network) -> None:
     if not torch.equal(expected, found):
         refuse(job, [f"its outputs differ by up to {(expected - found).abs().max():.2g}: its card has other settings"])
     log.info("verified: the outputs of both are equal")
-    if job.form == "diffusers":
-        try:
-            theirs, name = _output_of_diffusers(job.destination, dtype)
-        except ImportError as error:
-            log.info("not compared with diffusers' own class: %s", error)
-            return
-        difference = ((theirs - expected).abs().max() / expected.abs().max()).item()
-        if not difference <= TOLERANCE.get(dtype, 0.05):
-            refuse(job, [f"{name} of diffusers gives outputs that differ by {difference:.2g} of the largest"])
-        log.info("verified: the outputs of diffusers' %s differ by %.2g of the largest", name, difference)
+    if job.form != "diffusers":
+        return
+    try:
+        theirs, name = _output_of_diffusers(job.destination, written, dtype), written.config()["_class_name"]
+    except ImportError as error:
+        log.info("not compared with diffusers' own class: %s", error)
+        return
+    difference = ((theirs - expected).abs().max() / expected.abs().max()).item()
+    if not difference <= TOLERANCE.get(dtype, 0.05):
+        refuse(job, [f"{name} of diffusers gives outputs that differ by {difference:.2g} of the largest"])
+    log.info("verified: the outputs of diffusers' %s differ by %.2g of the largest", name, difference)
 
 
 def _output(network: Network, dtype: torch.dtype | None = None) -> tuple[Tensor, torch.dtype]:
     """The output for fixed inputs, as float32, and the dtype that it was computed in."""
-    with torch.device("cpu" if not network.prefix else "meta"):
-        built = network.build()
     merged = merge_lora_state(network.tensors, network.card.lora_alpha or 1.0)
     tensors = {name: cast_to(merged[name], dtype) for name in merged}
     computed = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
-    if isinstance(built, WanTokenizer):
-        weights.load_into(built.to(dtype=computed).net.state_dict(), tensors)
-        return built.encode(_video()).float(), computed
-    net = built.to(computed).to_empty(device="cpu").eval()
+    if not network.prefix:
+        tokenizer: WanTokenizer = network.build().to(dtype=computed)
+        weights.load_into(tokenizer.net.state_dict(), tensors).require(source=network.source)
+        return tokenizer.encode(_video(computed)).float(), computed
+    with torch.device("meta"):
+        net = network.build()
+    net = net.to(computed).to_empty(device="cpu").eval()
     net.reset_buffers()
     weights.load_into(net.state_dict(), tensors).require(allow_missing=weights.EXTRAS, source=network.source)
-    x, times, text, others, image = _inputs(net)
-    if isinstance(net, WanDiT):
-        return net(x, times, text, image_B_S_E=image).float(), computed
-    masks = dict(zip(("condition_mask_B_1_T_H_W", "padding_mask_B_1_H_W"), others))
-    return net(x, times, text, fps_B=torch.tensor([BASE_FPS]), **masks).float(), computed
+    given, ours, _ = _inputs(net, computed)
+    return net(*given, **ours).float(), computed
 
 
-def _inputs(net: DiT) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None]:
-    """Latents, time, text, masks and features of a picture; with actions a picture, which needs none."""
+def _video(dtype: torch.dtype) -> Tensor:
+    return (torch.rand(1, 3, 5, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1).to(dtype)
+
+
+def _inputs(net: DiT, dtype: torch.dtype) -> tuple[list[Tensor], Config, Config]:
+    """Latents, time and text; the rest by our names, and by diffusers'. With actions a picture, which needs none."""
     generator = torch.Generator().manual_seed(0)
-    shape = 1 if net.takes_actions else 2 * net.patch_temporal, 4 * net.patch_spatial, 4 * net.patch_spatial
-    x_B_C_T_H_W = torch.randn(1, net.in_channels, *shape, generator=generator)
+    frames, side = 1 if net.takes_actions else 2 * net.patch_temporal, 4 * net.patch_spatial
+    x_B_C_T_H_W = torch.randn(1, net.in_channels, frames, side, side, generator=generator)
     text_B_S_E = torch.randn(1, 512, net.text_channels, generator=generator)
-    mask_B_1_T_H_W = torch.zeros(1, 1, *shape)
-    mask_B_1_T_H_W[:, :, 0] = 1
-    masks = mask_B_1_T_H_W, torch.zeros(1, 1, 8 * shape[1], 8 * shape[2])
-    time = torch.tensor([300.0 if isinstance(net, WanDiT) else 0.3])
-    image = None if net.image_channels is None else torch.randn(1, 5, net.image_channels, generator=generator)
-    return x_B_C_T_H_W, time, text_B_S_E, masks, image
+    given = [x_B_C_T_H_W, torch.tensor([300.0 if isinstance(net, WanDiT) else 0.3]), text_B_S_E]
+    given = [each.to(dtype) for each in given]
+    if isinstance(net, WanDiT):
+        shape = 1, 5, net.image_channels or 1
+        image = torch.randn(shape, generator=generator).to(dtype) if net.image_channels else None
+        return given, {"image_B_S_E": image}, {"encoder_hidden_states_image": image}
+    padding, mask = torch.zeros(1, 1, 8 * side, 8 * side, dtype=dtype), torch.zeros_like(given[0][:, :1])
+    mask[:, :, 0] = 1
+    ours: Config = {
+        "condition_mask_B_1_T_H_W": mask,
+        "padding_mask_B_1_H_W": padding,
+        "fps_B": torch.tensor([BASE_FPS]),
+    }
+    masks = {"condition_mask": mask if net.has_condition_channel else None, "padding_mask": padding}
+    return given, ours, {**masks, "fps": BASE_FPS}
 
 
-def _video() -> Tensor:
-    return torch.rand(1, 3, 5, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
-
-
-def _output_of_diffusers(folder: str, dtype: torch.dtype) -> tuple[Tensor, str]:
-    """The output for the same inputs by the class that config.json names; every name accounted for."""
+def _output_of_diffusers(folder: str, network: Network, dtype: torch.dtype) -> Tensor:
+    """The output for the same inputs by the class that the network has there; every name accounted for."""
     import accelerate  # type: ignore[import-untyped]  # noqa: F401  # without which it does not load these classes
     import diffusers
 
-    config = read_config(folder) or {}
-    part: Any = getattr(diffusers, config["_class_name"])
-    options: Config = dict(torch_dtype=dtype, output_loading_info=True, local_files_only=True)
-    theirs, report = part.from_pretrained(folder, **options)
+    config = network.config()
+    options: Config = dict(torch_dtype=dtype, output_loading_info=True, local_files_only=True, use_safetensors=True)
+    part, report = getattr(diffusers, config["_class_name"]).from_pretrained(folder, **options)
     if any(report.values()):
         raise CheckpointError(f"{folder}: diffusers' {config['_class_name']} does not take it as it is: {report}.")
-    if config["_class_name"] == "AutoencoderKLWan":
+    if not network.prefix:
         mean, std = (torch.tensor(config[f"latents_{each}"]).view(1, -1, 1, 1, 1) for each in ("mean", "std"))
-        moments = theirs.encode(_video().to(dtype)).latent_dist
-        return (moments.mode().float() - mean) / std, config["_class_name"]
+        return (part.encode(_video(dtype)).latent_dist.mode().float() - mean) / std
     stand_in_for_torchvision()
     with torch.device("meta"):
-        net = open_network(folder).build()
-    x, times, text, (condition, padding), image = _inputs(net)
-    x, text, condition, padding = (each.to(dtype) for each in (x, text, condition, padding))
-    if isinstance(net, WanDiT):
-        given: Config = dict(encoder_hidden_states_image=None if image is None else image.to(dtype))
-    else:
-        times = times.to(dtype)
-        given = dict(condition_mask=condition if net.has_condition_channel else None, padding_mask=padding)
-        given["fps"] = BASE_FPS
-    return theirs(x, times, text, **given, return_dict=False)[0].float(), config["_class_name"]
+        net = network.build()
+    given, _, theirs = _inputs(net, dtype)
+    output: Tensor = part(*given, **theirs, return_dict=False)[0]
+    return output.float()
 
 
 def stand_in_for_torchvision() -> None:

@@ -5,10 +5,10 @@ Our names are those of the original repository. No tensor is transposed. The nor
 the one with gain and bias, before cross-attention, is ``norm3`` here and ``norm2`` in diffusers.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from cosmos_predict2.checkpoints.diffusers_names import mapped
 from imaginaire.errors import CheckpointError
 
 CLASS_NAME, ORIGINAL = CLASS_NAMES = "WanTransformer3DModel", "WanModel"
@@ -43,20 +43,12 @@ _FROM_DIFFUSERS = {theirs: ours for ours, theirs in _TO_DIFFUSERS.items()}
 
 def to_diffusers_name(name: str) -> str | None:
     """diffusers' name of a parameter; None for a name that the network does not have."""
-    return _mapped(name, _TO_DIFFUSERS)
+    return mapped(name, _TO_DIFFUSERS)
 
 
 def from_diffusers_name(name: str) -> str | None:
     """Our name of a parameter in diffusers' layout; None for a name that the layout does not have."""
-    return _mapped(name, _FROM_DIFFUSERS)
-
-
-def _mapped(name: str, table: Mapping[str, str]) -> str | None:
-    number = re.match(r"blocks\.(\d+)\.", name)
-    if number is None:
-        return table.get(name)
-    found = table.get(f"blocks.{{}}.{name[number.end() :]}")
-    return None if found is None else found.format(number[1])
+    return mapped(name, _FROM_DIFFUSERS)
 
 
 # The configuration ----------------------------------------------------------------------------------------------------

@@ -162,22 +162,26 @@ def load_t5(
     """The encoder of a folder: its config, its encoder's weights, all of them accounted for."""
     package = pretrained.transformers()
     config = pretrained.config_of(getattr(package, classes[0]), path)
-    source = weights.read(path)
-    has_shared = SHARED in source
-
-    def rename(name: str) -> str | None:
-        if name.startswith(("decoder.", "lm_head.")):
-            return None
-        return SHARED if name == TIED and not has_shared else name
-
     return pretrained.load(
         lambda: getattr(package, classes[1])(config),
-        weights.renamed(source, rename),
+        encoder_weights(path),
         path,
         allow_missing=(TIED,),
         dtype=pretrained.encoder_dtype(dtype),
         device=device,
     )
+
+
+def encoder_weights(path: str) -> Mapping[str, Tensor]:
+    """The encoder's tensors of a folder, its table of words once."""
+    source = weights.read(path)
+
+    def rename(name: str) -> str | None:
+        if name.startswith(("decoder.", "lm_head.")) or (name == TIED and SHARED in source):
+            return None
+        return SHARED if name == TIED else name
+
+    return weights.renamed(source, rename)
 
 
 def embed(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

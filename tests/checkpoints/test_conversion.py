@@ -94,8 +94,11 @@ def _to(form: str, source: str, folder: Path, **options: Any) -> str:
     return destination
 
 
+FAST = "Video2World"  # the same of each other network is slow
+
+
 @pytest.mark.parametrize("first", FORMS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == FAST else pytest.mark.slow) for n in NETWORKS])
 def test_each_pair_of_forms_is_exact(name: str, first: str, tmp_path: Path) -> None:
     source = _source(name, tmp_path, torch.bfloat16 if first == "diffusers" else torch.float32)
     if (name, first) in REFUSED:
@@ -145,7 +148,7 @@ def _assert_same_adapter(found: Adapter, expected: Adapter) -> None:
             assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), layer
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [FAST, pytest.param("Wan2.1 I2V", marks=pytest.mark.slow)])
 def test_each_pair_of_forms_of_an_adapter_is_exact(name: str, tmp_path: Path) -> None:
     source = _adapted(name, tmp_path / "run", torch.bfloat16)
     expected = read_adapter(source)
@@ -207,10 +210,12 @@ def _wrong_scale(folder: str) -> None:
 
 
 VERIFIED = [(name, form) for name in NETWORKS for form in ("pt", "diffusers") if (name, form) not in REFUSED]
-SLOW = {"diffusers": pytest.mark.slow}  # importing it takes seconds
+QUICK = [(FAST, "pt"), ("tokenizer", "pt")]  # diffusers takes seconds to import
 
 
-@pytest.mark.parametrize(("name", "form"), [pytest.param(*each, marks=SLOW.get(each[1], ())) for each in VERIFIED])
+@pytest.mark.parametrize(
+    ("name", "form"), [pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in VERIFIED]
+)
 def test_verify_finds_a_wrong_key_a_wrong_value_and_a_wrong_scale(
     name: str, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
