@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from cosmos_predict2.interfaces import VideoTokenizer
@@ -39,5 +38,4 @@ class EachView:
         return self
 
     def _of_each(self, function: Callable[[Tensor], Tensor], x_B_C_T_H_W: Tensor) -> Tensor:
-        views = rearrange(x_B_C_T_H_W, "b c t (v h) w -> (b v) c t h w", v=self.num_views)
-        return rearrange(function(views), "(b v) c t h w -> b c t (v h) w", v=self.num_views)
+        return torch.cat([function(view) for view in x_B_C_T_H_W.chunk(self.num_views, dim=3)], dim=3)

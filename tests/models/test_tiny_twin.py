@@ -130,7 +130,14 @@ def _train_layouts(root: Path, layouts: dict[str, list[str]], experiment: str = 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("experiment", [EXPERIMENT, EXPERIMENT.replace("predict2_", "predict2p5_")])
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        EXPERIMENT,
+        EXPERIMENT.replace("predict2_", "predict2p5_"),
+        "experiment=predict2_multiview_training_tiny_waymo5views",
+    ],
+)
 def test_two_processes_train_what_one_does(tmp_path: Path, experiment: str) -> None:
     run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS, experiment))
     _train_layouts(tmp_path, {"one": []}, experiment)

@@ -157,7 +157,7 @@ def _optimizer_bytes(work: Workload, trained: list[_Weight]) -> int:
 
 def _encoding(work: Workload, window: int) -> int:
     """Memory of the Wan tokenizer by the frames that it was measured to have alive; the pixels in [-1, 1] besides."""
-    pixels = work.batch_size * work.height * work.width
+    pixels = work.batch_size * work.height * work.width // work.net.num_views  # of one view after the other
     if work.tokenizer == "none":
         return 0
     scaled = pixels * 3 * work.pixel_frames * max(4, work.precision.itemsize) * 2  # float32, once more while scaled

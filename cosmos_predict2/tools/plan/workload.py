@@ -134,7 +134,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         pixel_frames=pixel_frames(pipe.state_t),
         height=height,
         width=width,
-        text_tokens=max((int(n) for n in _of_data(config, "num_tokens")), default=T5_TOKENS),
+        text_tokens=net.num_views * max((int(n) for n in _of_data(config, "num_tokens")), default=T5_TOKENS),
         precision=PRECISIONS[model.precision],
         lora_rank=model.lora_rank if model.train_architecture == "lora" else None,
         lora_targets=tuple(name.strip() for name in str(model.lora_target_modules).split(",") if name.strip()),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group ``model``: a model with its size, resolution and frame rate, and the weights that it starts from."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -35,6 +36,10 @@ from cosmos_predict2.text.tiny_reason1 import TINY
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L, register_group
 
+KINDS: dict[str, tuple[Callable[..., Any], Callable[..., str]]] = {
+    "text2image": (get_cosmos_predict2_text2image_pipeline, get_text2image_dit_path),
+    "multiview": (get_cosmos_predict2_multiview_pipeline, get_multiview_dit_path),
+}
 SHARD_SIZE = {"2B": 8, "14B": 32}  # of the groups without resolution and rate in their names; those that have them: 8
 
 
@@ -80,26 +85,16 @@ def video2world(model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[s
     )
 
 
-def text2image(model_size: str, fsdp_shard_size: int) -> dict[str, Any]:
-    """The group entry of one size of Text2Image."""
+def predict2(kind: str, model_size: str, fsdp_shard_size: int, **options: Any) -> dict[str, Any]:
+    """The group entry of one size of Text2Image or of the multi-view model."""
+    get_pipeline, get_path = KINDS[kind]
     return training_entry(
         Predict2Video2WorldModelConfig,
-        get_cosmos_predict2_text2image_pipeline(model_size=model_size),
+        get_pipeline(model_size=model_size),
         is_tiny=model_size == "tiny",
-        dit_path=get_text2image_dit_path(model_size=model_size),
+        dit_path=get_path(model_size=model_size),
         fsdp_shard_size=fsdp_shard_size,
-    )
-
-
-def multiview(model_size: str, fsdp_shard_size: int) -> dict[str, Any]:
-    """The group entry of one size of the multi-view model."""
-    return training_entry(
-        Predict2Video2WorldModelConfig,
-        get_cosmos_predict2_multiview_pipeline(model_size=model_size),
-        is_tiny=model_size == "tiny",
-        dit_path=get_multiview_dit_path(model_size=model_size),
-        fsdp_shard_size=fsdp_shard_size,
-        high_sigma_ratio=0.05,
+        **options,
     )
 
 
@@ -140,9 +135,10 @@ def entries() -> dict[str, Any]:
     reason1 = L(Reason1Encoder)(path=TINY, max_length=160)  # its template has 93 tokens
     found["predict2p5_video2world_fsdp_tiny_reason1"] = partial(predict2p5_video2world, "tiny", 0, text_encoder=reason1)
     for size, shard_size in {"tiny": 0, "2B": 1, "14B": 8}.items():
-        found[f"predict2_text2image_fsdp_{size.lower()}"] = partial(text2image, size, shard_size)
-    found["predict2_multiview_fsdp_tiny"] = partial(multiview, "tiny", 0)
-    found["predict2_multiview_fsdp_2b_720p_10fps_7views_29frames"] = partial(multiview, "2B", 8)
+        found[f"predict2_text2image_fsdp_{size.lower()}"] = partial(predict2, "text2image", size, shard_size)
+    for name, size, shard_size in (("tiny", "tiny", 0), ("2b_720p_10fps_7views_29frames", "2B", 8)):
+        entry = partial(predict2, "multiview", size, shard_size, high_sigma_ratio=0.05)
+        found[f"predict2_multiview_fsdp_{name}"] = entry
     return found
 
 

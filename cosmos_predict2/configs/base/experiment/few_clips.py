@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Post-training on few clips: a folder of one's own, the four of Cosmos-NeMo-Assets, and adapters on these; their tiny
-twins on the toy world, and the longer run that made the tiny base.
+"""Post-training on few clips: a folder of one's own, the four of Cosmos-NeMo-Assets, adapters on these, and pictures of
+them; their tiny twins on the toy world, and the longer run that made the tiny base.
 """
 
 from functools import partial
@@ -56,7 +56,23 @@ def adapters(size: str) -> dict[str, Any]:
     )
 
 
+PICTURES = {"2B": (2**-15, 0.1, 0.17), "14B": (2**-14.5, 0.2, 0.4)}  # lr, weight decay, height of the schedule
+
+
+def pictures(size: str) -> dict[str, Any]:
+    """The run of cosmos_nemo_assets with Text2Image, on every 30th frame; pictures are not split over GPUs."""
+    lr, weight_decay, f_max = PICTURES[size]
+    return a_thousand_steps(size, NEMO) | dict(
+        defaults=group_choices(f"predict2_text2image_fsdp_{size.lower()}", f"{NEMO}_images", "mock_image"),
+        job=job(f"{size.lower()}_{NEMO}", "text2image"),
+        model_parallel=dict(context_parallel_size=1),
+        optimizer=dict(lr=lr, weight_decay=weight_decay),
+        scheduler=linear(0, 1000, f_max, 0.0),
+    )
+
+
 for size in SIZES:
+    register_experiment(f"predict2_text2image_training_{size.lower()}_{NEMO}", partial(pictures, size))
     for data in (NEMO, OWN):
         name = f"predict2_video2world_training_{size.lower()}_{data}"
         register_experiment(name, partial(a_thousand_steps, size, data))
@@ -80,5 +96,17 @@ register_experiment(
         numbers=tiny_run(1000, lr=0.02),
         model_manager_config=dict(dit_path=tiny_video2world_path()),
         **lora(16),
+    ),
+)
+register_experiment(
+    f"predict2_text2image_training_tiny_{NEMO}",
+    partial(
+        tiny_twin,
+        f"tiny_{NEMO}",
+        "toy_nemo_images",
+        numbers=tiny_run(1500, lr=0.03, adam_lr=2e-3),
+        group="text2image",
+        model="text2image",
+        pipe_config=dict(video_noise_factor=3.0),  # a picture alone shows its content at lower levels than a clip
     ),
 )
