@@ -19,8 +19,8 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.plan.advice import on_one_card
 from cosmos_predict2.tools.plan.policies import SIZES, VIEWS, EmbodiedRun, SimulatedRun
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan
-from cosmos_predict2.tools.plan.speed import GB, GPUS, find_gpu
-from cosmos_predict2.tools.plan.workload import optimizer_of, read_workload
+from cosmos_predict2.tools.plan.speed import GPUS, find_gpu
+from cosmos_predict2.tools.plan.workload import GB, optimizer_of, read_workload
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.options import UNGUIDED
 from imaginaire import command_line
@@ -165,7 +165,11 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
     episodes = config.dataloader_train.batch_size * rl.group_size
     views = int(model.policy.get("num_images_in_input") or model.policy.get("num_images") or 1)
     each, (kind, has_master) = weight_dtype(PRECISIONS[model.precision]).itemsize, optimizer_of(config.optimizer)
-    kept = 2 * each if kind == "adamw" else 8 + 4 * (has_master and each < 4)
+    of_moments = 4 if config.optimizer.get("moments", "float32") == "bfloat16" else 8
+    if config.optimizer.get("moments") == "int8":
+        of_moments = 2  # and a sixty-fourth for scales
+    kept = 2 * each if kind == "adamw" else of_moments + 4 * (has_master and each < 4)
+    kept = 0 if config.optimizer.get("offload") else kept
     precision: dict[str, Any] = dict(bytes_each=each, optimizer_bytes=kept, accumulates=rl.micro_batches > 1)
     if place is WorldModelEnv:
         given = env.get("sampling")

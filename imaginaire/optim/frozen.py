@@ -222,12 +222,10 @@ def _decoded(kept: tuple[Tensor, ...], form: str, shape: torch.Size, dtype: torc
     codes, scales = kept
     opened = torch.empty(codes.shape if form == "fp8" else (len(codes), BLOCK), dtype=dtype, device=codes.device)
     step = max(1, OPEN_NUMEL // opened.shape[1])
-    table = torch.tensor(NF4, device=codes.device) if form == "nf4" else None
+    numbers = torch.tensor(NF4, device=codes.device)
+    pairs = torch.cartesian_prod(numbers, numbers)  # what a byte of two codes stands for
     for start in range(0, len(codes), step):
         part, scale = codes[start : start + step], scales[start : start + step].float()
-        if table is None:
-            opened[start : start + step] = part.view(FP8).float() * scale
-        else:
-            pairs = torch.stack((part >> 4, part & 15), dim=-1).flatten(1).int()
-            opened[start : start + step] = table[pairs] * scale
+        wide = part.view(FP8).float() if form == "fp8" else F.embedding(part.int(), pairs).flatten(1)
+        opened[start : start + step] = wide.mul_(scale)
     return opened.view(-1)[: math.prod(shape)].view(shape)

@@ -11,7 +11,8 @@ second moment above 0 never becomes 0, which would make its parameter's next upd
 """
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,15 @@ def form_of(param: Tensor, form: str) -> str:
     if form == "int8" and (param.dim() < 2 or param.numel() < SMALLEST):
         return "float32"
     return form
+
+
+def kept_bytes(shape: Sequence[int], form: str, itemsize: int, rows: int | None = None) -> int:
+    """Bytes of both moments of a parameter of that shape and dtype, of all its rows or of a shard with so many."""
+    width = math.prod(shape[1:])
+    numel = (shape[0] if rows is None else rows) * width
+    if form == "int8" and len(shape) >= 2 and math.prod(shape) >= SMALLEST:
+        return 2 * (numel + 4 * numel // width * -(-width // BLOCK))
+    return 2 * numel * (2 if form == "bfloat16" else max(4, itemsize))
 
 
 def empty(param: Tensor, form: str, key: str, device: torch.device) -> dict[str, Tensor]:

@@ -39,6 +39,7 @@ class Forecast:
     clips_per_hour: float
     hours: float | None  # for trainer.max_iter
     remark: str = ""
+    host: int = 0  # bytes of state and weights there
 
 
 Kind = Callable[[Workload], Iterator[Change]]  # every choice of one kind but to change nothing
@@ -79,8 +80,9 @@ def on_one_card(work: Workload, gpu: GPU, limit: float) -> tuple[Forecast, bool]
 
 
 def predict(change: Change, gpu: GPU) -> Forecast:
-    speed, total = predict_speed(change.work, gpu), predict_memory(change.work).total
-    return Forecast(change.overrides, total, speed.seconds, speed.clips_per_hour, speed.hours, change.remark)
+    speed, memory = predict_speed(change.work, gpu), predict_memory(change.work)
+    figures = (speed.seconds, speed.clips_per_hour, speed.hours)
+    return Forecast(change.overrides, memory.total, *figures, change.remark, memory.host)
 
 
 def _nearest(combinations: Sequence[Change], gpu: GPU, limit: float) -> Forecast | None:
@@ -174,9 +176,40 @@ def _cached_latents(work: Workload) -> Iterator[Change]:
 
 
 def _averages(work: Workload) -> Iterator[Change]:
+    if work.has_average and not work.offloads_average and work.shard_size == 1:
+        overrides = ("model.config.pipe_config.ema.offload=True",)
+        yield Change(replace(work, offloads_average=True), overrides, 1)
     if work.has_average:
         remark = "no averaged weights: samples and results are those of the trained ones"
         yield Change(replace(work, has_average=False), ("model.config.pipe_config.ema.enabled=False",), 10, remark)
+
+
+def _optimizer_state(work: Workload) -> Iterator[Change]:
+    """State that is kept otherwise: on the host, then in fewer bytes. Of adapters there is little."""
+    if work.lora_rank is not None or work.optimizer != "fusedadamw":
+        return
+    moments = () if work.moments == "int8" else ("optimizer.moments=int8",)
+    host = () if work.offloads_optimizer or work.shard_size > 1 else ("optimizer.offload=True",)
+    remark = "moments of 8 bits: losses as with float32 within 1 % or so"
+    if host:
+        yield Change(replace(work, offloads_optimizer=True), host, 2)
+    if moments:
+        yield Change(replace(work, moments="int8"), moments, 5, remark)
+    if host and moments:
+        yield Change(replace(work, moments="int8", offloads_optimizer=True), (*moments, *host), 6, remark)
+
+
+def _frozen(work: Workload) -> Iterator[Change]:
+    """Weights below adapters on the host, or in fewer bytes, where blocks recompute."""
+    keeps = work.frozen_weights != "full" or work.swap_blocks
+    if work.lora_rank is None or keeps or work.mode == "none" or work.every_n_blocks > 1 or work.shard_size > 1:
+        return
+    blocks = len(work.net.blocks)
+    for form, count, distance in (("full", blocks // 2, 2), ("fp8", 0, 3), ("nf4", 0, 4), ("nf4", blocks, 5)):
+        settings = {"frozen_weights": form if form != "full" else "", "swap_blocks": count}
+        overrides = tuple(f"model.config.{key}={value}" for key, value in settings.items() if value)
+        remark = "" if form == "full" else f"the base in {form}: its results change a little"
+        yield Change(replace(work, frozen_weights=form, swap_blocks=count), overrides, distance, remark)
 
 
 def _one_text(work: Workload) -> Iterator[Change]:
@@ -202,4 +235,4 @@ def _shorter_clips(work: Workload) -> Iterator[Change]:
 
 _SPREADING: tuple[Kind, ...] = (_sharding, _batches, _waiting_clips)
 _SAME_TRAINING = (*_SPREADING, _stronger_policies, _splits, _cached_latents, _averages)
-_OTHER_TRAINING: tuple[Kind, ...] = (_one_text, _adapters, _shorter_clips)
+_OTHER_TRAINING: tuple[Kind, ...] = (_one_text, _adapters, _optimizer_state, _frozen, _shorter_clips)

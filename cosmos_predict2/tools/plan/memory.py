@@ -13,18 +13,18 @@ and norms, as GPUs have them; what a compiler saves by fusing is not in them.
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from cosmos_predict2.models.config import Passes
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
-from cosmos_predict2.tools.plan.speed import GB
-from cosmos_predict2.tools.plan.workload import Workload
+from cosmos_predict2.tools.plan.workload import GB, Workload
 from cosmos_predict2.world_model.assembly import embedders
 from cosmos_predict2.world_model.parallelize import POLICIES
+from imaginaire.optim import frozen, moments
 
 CONTEXT = 1.2 * GB  # CUDA's context and libraries, one process a GPU; 0.8 on an H100
 COMMUNICATOR = 0.3 * GB  # buffers of NCCL for each group of ranks
@@ -34,6 +34,7 @@ REASON1_PARAMETERS = 7_070_619_136  # of its language model without the head, wh
 WAN_CHANNELS = 96  # of its widest maps, at full resolution
 SMALLEST_WINDOW = 4  # which it takes by itself where memory is short
 ADAPTER_BYTES = 4  # adapters, and what they keep, are float32
+OPENING = {"full": 0, "fp8": 4, "nf4": 6}  # for each of the weights that are opened at a time
 LOSS_COPIES = 10  # float32 tensors of the latents' shape: clean, noise, noisy, prediction, error and their gradients
 
 
@@ -56,6 +57,9 @@ class Memory:
     text_encoder: int  # its weights, where it works in training
     copies: int  # of trained weights: the reference, the policy that samples
     trajectories: int  # clips that wait for their update, with their conditions
+    host: int  # state and weights that lie on the host; not in the total
+    moved: int  # of it, between the card and the host after each iteration, both ways
+    moved_beside: int  # likewise, while a step is computed
 
     @property
     def state(self) -> int:
@@ -84,19 +88,29 @@ class _Weight:
     numel: int  # of the rank's rows
     bytes_each: int
     is_trained: bool
-    is_matrix: bool
+    shape: tuple[int, ...]  # of all ranks' rows
+    form: str = ""  # of imaginaire.optim.frozen: no parameter, and in no average
+    is_swapped: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return frozen.kept_bytes(self.shape, self.form, self.bytes_each) if self.form else self.numel * self.bytes_each
 
 
 @functools.cache  # the same combinations are tried for each size of card
 def predict_memory(work: Workload) -> Memory:
     """The memory of rank 0, which has the longest parts."""
-    weights = [*_weights(work)]
-    trained = [w for w in weights if w.is_trained]
-    gradients = sum(w.numel * w.bytes_each for w in trained)
-    gathered = gradients if work.num_gpus > 1 else 0
+    # The same weights at every length of the clips, and however blocks recompute.
+    sizes: dict[str, Any] = dict(batch_size=1, grad_accum=1, pixel_frames=1, mode="none", every_n_blocks=1)
+    state = _state(replace(work, **sizes, tokenizer="none", has_average=False, encodes_text=False, passes=None))
+    gradients, ema = state.gradients, state.average if work.has_average else 0
+    gathered = state.opened + (gradients if work.num_gpus > 1 else 0)
     if work.shard_size > 1:  # the block at work and the one fetched ahead, and gradients of one and of one on its way
         block = sum(p.numel() for p in work.net.get_block(0).parameters()) * work.weight_dtype.itemsize
         gathered = 2 * block + (2 * block if work.lora_rank is None else 0)
+    host = state.optimizer * work.offloads_optimizer + ema * work.offloads_average + state.swapped
+    passes_of_step = work.grad_accum * (1.0 if work.passes is None else _passes_of_micro_batch(work))
+    moved = 2 * state.optimizer * work.offloads_optimizer + ema // 2 * work.offloads_average  # weights in bfloat16
     acts = activations(work)
     if work.passes is not None:
         acts = replace(acts, kept=acts.kept * work.passes.graphs)
@@ -106,10 +120,10 @@ def predict_memory(work: Workload) -> Memory:
     if held + encoding > gathered + backward and work.tokenizer_adapts:
         encoding = min(encoding, max(gathered + backward - held, _encoding(work, SMALLEST_WINDOW)))
     parts = dict(
-        parameters=sum(w.numel * w.bytes_each for w in weights),
+        parameters=state.parameters,
         gradients=gradients,
-        optimizer=_optimizer_bytes(work, trained),
-        ema=sum(w.numel * max(4, w.bytes_each) for w in weights) if work.has_average else 0,
+        optimizer=state.optimizer * (not work.offloads_optimizer),
+        ema=ema * (not work.offloads_average),
         gathered=gathered,
         tokenizer=WAN_PARAMETERS * 2 if work.tokenizer == "wan" else 0,
         text_encoder=REASON1_PARAMETERS * 2 if work.encodes_text else 0,
@@ -120,6 +134,9 @@ def predict_memory(work: Workload) -> Memory:
         batch=_batch(work),
         copies=gradients * work.passes.weight_copies if work.passes is not None else 0,
         trajectories=_trajectories(work, work.passes) if work.passes is not None else 0,
+        host=host,
+        moved=moved,
+        moved_beside=int(2 * passes_of_step * state.swapped),
     )
     allocated = Memory(**parts, overhead=0).total
     groups = (work.num_gpus > 1) + (work.context_parallel > 1) + (1 < work.shard_size < work.num_gpus) * 2
@@ -127,29 +144,81 @@ def predict_memory(work: Workload) -> Memory:
     return Memory(**parts, overhead=int(overhead))
 
 
+@dataclass(frozen=True)
+class _State:
+    """Bytes of weights and of what is kept for them, wherever it lies."""
+
+    parameters: int  # on the card
+    gradients: int
+    optimizer: int
+    average: int
+    swapped: int  # frozen weights on the host
+    opened: int  # the block at work, opened, and the one fetched ahead
+
+
+@functools.cache
+def _state(work: Workload) -> _State:
+    weights = [*_weights(work)]
+    trained, kept = [w for w in weights if w.is_trained], [w for w in weights if w.form]
+    opened = 0
+    if kept:
+        of_block = [w for w in kept if w.name.startswith(f"blocks.{min(work.swapped, default=0)}.")]
+        opened = sum(w.numel * w.bytes_each for w in of_block) + sum(w.bytes for w in of_block if w.is_swapped)
+        opened += OPENING[work.frozen_weights] * min(frozen.OPEN_NUMEL, max(w.numel for w in kept))
+    return _State(
+        parameters=sum(w.bytes for w in weights if not w.is_swapped),
+        gradients=sum(w.numel * w.bytes_each for w in trained),
+        optimizer=_optimizer_bytes(work, trained),
+        average=sum(w.numel * max(4, w.bytes_each) for w in weights if not w.form),
+        swapped=sum(w.bytes for w in kept if w.is_swapped),
+        opened=opened,
+    )
+
+
+def _passes_of_micro_batch(work: Workload) -> float:
+    """Passes of the network for a micro-batch of reinforcement learning, by those of one that is trained on once."""
+    assert work.passes is not None
+    return work.per_micro_batch(work.passes.with_gradient + work.passes.without_gradient / 2)
+
+
+@functools.cache  # of a network, whose parameters are many
+def _shapes(net: torch.nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(parameter.shape)) for name, parameter in net.named_parameters()]
+
+
 def _weights(work: Workload) -> Iterator[_Weight]:
     """Every parameter by what rank 0 has of it: rows are dealt out, and the first rank gets the odd ones."""
     size, rank = work.weight_dtype.itemsize, work.lora_rank
     in_full = {name for name, _ in embedders(work.net)} if work.trains_embedders else set()
+    suffixes, swapped = tuple(f".{target}" for target in work.lora_targets), {f"{i}" for i in work.swapped}
 
-    def weight(name: str, shape: Sequence[int], bytes_each: int, is_trained: bool) -> _Weight:
+    def weight(name: str, shape: tuple[int, ...], bytes_each: int, is_trained: bool) -> _Weight:
         rows = math.ceil(shape[0] / work.shard_size)
-        return _Weight(name, rows * math.prod(shape[1:]), bytes_each, is_trained, len(shape) == 2)
+        return _Weight(name, rows * math.prod(shape[1:]), bytes_each, is_trained, shape)
 
-    for name, parameter in work.net.named_parameters():
-        shape, module = parameter.shape, name.removesuffix(".weight")
-        yield weight(name, shape, size, rank is None or name in in_full)
-        if rank is not None and len(shape) == 2 and f".{module}".endswith(tuple(f".{t}" for t in work.lora_targets)):
-            yield weight(f"{module}.lora_A", (rank, shape[1]), max(4, size), True)
-            yield weight(f"{module}.lora_B", (shape[0], rank), max(4, size), True)
+    for name, shape in _shapes(work.net):
+        module = name.removesuffix(".weight")
+        found = weight(name, shape, size, rank is None or name in in_full)
+        if rank is None or len(shape) != 2 or not f".{module}".endswith(suffixes):
+            yield found
+            continue
+        is_swapped = name.startswith("blocks.") and name.split(".")[1] in swapped
+        is_kept = work.frozen_weights != "full" or is_swapped
+        yield replace(found, form=work.frozen_weights if is_kept else "", is_swapped=is_swapped)
+        yield weight(f"{module}.lora_A", (rank, shape[1]), max(4, size), True)
+        yield weight(f"{module}.lora_B", (shape[0], rank), max(4, size), True)
 
 
 def _optimizer_bytes(work: Workload, trained: list[_Weight]) -> int:
     total = 0
     for weight in trained:
         each = weight.bytes_each if work.optimizer == "adamw" else max(4, weight.bytes_each)
-        is_muon = work.optimizer == "muon" and weight.is_matrix and weight.name.startswith("blocks.")
-        total += weight.numel * each * (1 if is_muon else 2)
+        if work.optimizer == "fusedadamw":
+            rows = weight.numel // math.prod(weight.shape[1:])
+            total += moments.kept_bytes(weight.shape, work.moments, weight.bytes_each, rows)
+        else:
+            is_muon = work.optimizer == "muon" and len(weight.shape) == 2 and weight.name.startswith("blocks.")
+            total += weight.numel * each * (1 if is_muon else 2)
         if work.has_master and weight.bytes_each < 4:
             total += weight.numel * 4
     return total

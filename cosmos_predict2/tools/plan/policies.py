@@ -25,7 +25,8 @@ from cosmos_predict2.checkpoints.download import ACTIONS, NETWORKS
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.tools.plan.memory import CONTEXT, FRAGMENTS, WAN_CHANNELS, WAN_PARAMETERS
-from cosmos_predict2.tools.plan.speed import GB, GPU, GPUS
+from cosmos_predict2.tools.plan.speed import GPU, GPUS
+from cosmos_predict2.tools.plan.workload import GB
 
 PIXELS = 6 * 224 * 224  # of a picture, for two towers
 BINS = 256  # of a number of an action

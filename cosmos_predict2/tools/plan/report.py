@@ -7,8 +7,8 @@ from typing import Any
 
 from cosmos_predict2.tools.plan.advice import Forecast, faster_that_fits, more_gpus_that_fit, nearest_that_fits
 from cosmos_predict2.tools.plan.memory import Memory, predict_memory
-from cosmos_predict2.tools.plan.speed import GB, GPU, Speed, predict_speed
-from cosmos_predict2.tools.plan.workload import Workload
+from cosmos_predict2.tools.plan.speed import GPU, Speed, predict_speed
+from cosmos_predict2.tools.plan.workload import GB, Workload
 
 _ROWS = {
     "parameters": "parameters",
@@ -29,7 +29,7 @@ HONESTY = """\
 An estimate. Parameters, gradients, optimizer and EMA are exact, activations right within about 10 %. Time follows from
 operations and the share of its peak that each GPU reached in published runs: within 11 % of those, wider elsewhere."""
 MARGIN = 0.07  # of a GPU's memory: the error of the estimate
-CARDS = {16: "RTX-4080", 24: "RTX-4090", 32: "RTX-5090", 48: "L40S", 80: "H100"}  # by GB on the label
+CARDS = {12: "RTX-4070", 16: "RTX-4080", 24: "RTX-4090", 32: "RTX-5090", 48: "L40S", 80: "H100"}  # by GB on the label
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def _memory(plan: Plan) -> list[str]:
         lines.append(f"  {'gradients come as activations go':<38}{difference / GB:8.{digits}f}")
     verdict = "fits" if plan.fits else "DOES NOT FIT"
     total = f"  {'total':<38}{memory.total / GB:8.2f}   {verdict} in {plan.limit / GB:.0f}"
+    if memory.host:
+        total += f"\n  {'on the host, of state and weights':<38}{memory.host / GB:8.2f}"
     return ["", "memory of a GPU                            GB", *lines, total]
 
 
@@ -127,11 +129,12 @@ def _advice(plan: Plan) -> Iterator[str]:
 def cards_text(found: Mapping[int, tuple[Forecast, bool]]) -> str:
     """The configuration that fits one card of each size, with room for the error of the estimate, and its overrides."""
     lines = ["One card: the nearest to this configuration that fits", ""]
-    lines += [f"{'card':<16}{'needs':>8}{'iteration':>12}{'clips/h':>10}  {'max_iter':<9}"]
+    lines += [f"{'card':<16}{'needs':>8}{'iteration':>12}{'clips/h':>10}{'host':>10}  {'max_iter':<9}"]
     for size, (outcome, fits) in found.items():
         figures = f"{outcome.bytes / GB:5.1f} GB{_seconds(outcome.seconds):>12}{outcome.clips_per_hour:>10,.0f}"
         hours = "" if outcome.hours is None else _hours(outcome.hours)
-        lines.append(f"{size:>2} GB {CARDS[size]:<10}{figures}  {hours:<9}" + ("" if fits else "  DOES NOT FIT"))
+        host = f"{outcome.host / GB:>7.1f} GB"
+        lines.append(f"{size:>2} GB {CARDS[size]:<10}{figures}{host}  {hours:<9}" + ("" if fits else "  DOES NOT FIT"))
     for size, (outcome, fits) in found.items():
         if fits:
             lines += ["", f"{size} GB:", *(_pasted(outcome) or ["  as it is"])]

@@ -3,6 +3,7 @@
 
 A forward pass is F operations, a backward pass twice that (less where the weights are frozen), and what the policy
 computes anew comes on top. Encoding the clips, exchanges between ranks and the optimizer are within the share.
+What lies on the host is copied: blocks beside the computation, to the card alone; state after it, there and back.
 Reinforcement learning rolls out, asks a reference and trains several steps of a clip: passes of F, and of all three.
 The time of rewards is not in it.
 """
@@ -13,11 +14,10 @@ from typing import Any
 import torch
 
 from cosmos_predict2.nn.flops import forward_flops
+from cosmos_predict2.tools.plan.memory import predict_memory
 from cosmos_predict2.tools.plan.workload import Workload
 from cosmos_predict2.world_model.parallelize import POLICIES
 from imaginaire.errors import ConfigError, near
-
-GB = 2**30  # as nvidia-smi and PyTorch count
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,15 @@ _CARDS = {
     "L40S": (362e12, 44.4), "L40": (181e12, 44.4), "A40": (150e12, 44.4), "L4": (121e12, 22.0), "A10": (125e12, 22.0),
     "A10G": (70e12, 22.0), "RTX-A4000": (77e12, 15.6), "RTX-A5000": (111e12, 23.6), "RTX-A6000": (155e12, 47.4),
     "RTX-6000-Ada": (364e12, 47.4), "RTX-PRO-6000": (503e12, 94.9), "RTX-3090": (71e12, 23.6),
-    "RTX-4060-Ti-16": (44e12, 15.6), "RTX-4080": (98e12, 15.6), "RTX-4090": (165e12, 23.6), "RTX-5080": (113e12, 15.5),
+    "RTX-4060-Ti-16": (44e12, 15.6), "RTX-4070": (58e12, 11.6),
+    "RTX-4080": (98e12, 15.6), "RTX-4090": (165e12, 23.6), "RTX-5080": (113e12, 15.5),
     "RTX-5090": (210e12, 31.4),
 }  # fmt: skip
 for _name, (_peak, _memory) in _CARDS.items():
     GPUS[_name] = GPU(_peak, _memory, _SHARES["A100"], usual_count=1 if _name.startswith("RTX") else 8)
 SLOWER = {torch.float32: 15.0, torch.float64: 15.0}  # than half precision, about
 ADAPTERS = 1.15  # as long as their operations in half precision, for they compute in float32; measured there, too
+HOST_BYTES = 20e9  # a second between the host's pinned memory and a card, each way: PCIe 4 with 16 lanes; not measured
 LAUNCHES = 2e-3  # seconds a block at least, forward and backward: small networks wait for their kernels to start
 
 
@@ -107,6 +109,8 @@ def predict_speed(work: Workload, gpu: GPU) -> Speed:
     if work.lora_rank is not None and work.precision.itemsize < 4:
         computing *= ADAPTERS
     seconds = max(computing, LAUNCHES * len(work.net.blocks) * work.grad_accum * (trained + others / 3))
+    memory = predict_memory(work)  # copies of swapped blocks run beside the computation, those of state after it
+    seconds = max(seconds, memory.moved_beside / HOST_BYTES) + memory.moved / HOST_BYTES
     hours = None if work.max_iter is None else work.max_iter * seconds / 3600
     return Speed(done, needed, seconds, needed / (seconds * gpu.peak), work.clips_per_step * 3600 / seconds, hours)
 

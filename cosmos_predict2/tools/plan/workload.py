@@ -27,6 +27,7 @@ from imaginaire.config.schema import NEVER, Config
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext
 
+GB = 2**30  # as nvidia-smi and PyTorch count
 T5_TOKENS = 512
 OPTIMIZERS = {"fused_adamw": "fusedadamw", "adamw": "adamw", "muon": "muon"}  # functions of imaginaire, by kind
 
@@ -61,6 +62,11 @@ class Workload:
     encodes_text: bool = False  # by Reason1, in training; each rank has all of it
     trains_embedders: bool = False  # of actions, in full beside adapters, where they begin anew
     passes: Passes | None = None  # of reinforcement learning, whose micro-batches are of clips that it generates
+    moments: str = "float32"  # of the optimizer, as imaginaire.optim.moments
+    offloads_optimizer: bool = False  # to the host
+    offloads_average: bool = False
+    frozen_weights: str = "full"  # below adapters, as imaginaire.optim.frozen
+    swap_blocks: int = 0
     is_sharded: bool = True  # asks for copies over several ranks, though there may be but one
 
     @property
@@ -97,6 +103,12 @@ class Workload:
         assert self.passes is not None
         micro_batches = self.grad_accum * self.passes.updates
         return passes * self.passes.clips / (micro_batches * self.batch_size)
+
+    @property
+    def swapped(self) -> frozenset[int]:
+        """The blocks whose frozen weights lie on the host."""
+        count = len(self.net.blocks)
+        return frozenset(i * count // self.swap_blocks for i in range(self.swap_blocks))
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -153,6 +165,11 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         and embedders_begin_anew(model.model_manager_config.dit_path, may_fetch=False),
         is_sharded=shards not in (0, 1),
         passes=passes,
+        moments=str(config.optimizer.get("moments", "float32")),
+        offloads_optimizer=bool(config.optimizer.get("offload", False)),
+        offloads_average=bool(pipe.ema.offload),
+        frozen_weights=model.frozen_weights,
+        swap_blocks=model.swap_blocks,
     )
 
 
