@@ -135,7 +135,7 @@ def test_the_peak_of_a_step_is_that_of_the_plan(rung: str) -> None:
 def _run(root: Path, name: str, iterations: int, *overrides: str) -> Path:
     """The folder of a run of so many iterations; it goes on where there is one."""
     schedule = ("scheduler.warm_up_steps=[0]", "scheduler.cycle_lengths=[400]", f"trainer.max_iter={iterations}")
-    quiet = ("trainer.run_validation=True", "trainer.validate_at_start=False", "checkpoint.save_iter=200")
+    quiet = ("trainer.run_validation=True", "trainer.validate_at_start=False", "dataloader_train.batch_size=4")
     assert train(root, [*BASE, f"job.name={name}", *schedule, *quiet, *overrides], config=CONFIG) == 0
     return root / "posttraining/video2world" / name
 
