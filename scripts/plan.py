@@ -212,6 +212,7 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
         recomputes=model.recompute,
         samples_again=rl.max_rollouts > 1,
         steps=config.trainer.max_iter // (rl.updates * rl.minibatches),
+        lora_rank=int(model.policy.get("lora_rank") or 0),
         **precision,
     )
 

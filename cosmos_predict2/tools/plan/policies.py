@@ -258,18 +258,26 @@ class SimulatedRun(PolicyRun):
     chunk: int  # decisions that pass the policy together
     samples_again: bool  # dynamic sampling: further rollouts until enough groups teach something
     steps: int  # of the optimizer, of the whole run
+    lora_rank: int = 0  # of adapters that are trained in place of the weights
 
     @property
     def size(self) -> PolicySize:
         found = POLICIES[SIZES[self.policy]]
-        return replace(found, answer=ANSWERS.get(self.policy, found.answer))
+        adapters = found.adapters * self.lora_rank // 32
+        return replace(
+            found,
+            answer=ANSWERS.get(self.policy, found.answer),
+            parameters=found.parameters + adapters,
+            trained=adapters or found.trained,
+        )
 
     @property
     def forms(self) -> dict[str, str]:
         """The ways to train it, of which the first two are alternatives, and to play."""
         sharded = {"sharded": "all weights, sharded over the GPUs"} if self.shards > 1 else {}
         playing = {"playing": "a GPU that plays alone"} if self.players else {}
-        return {**sharded, "whole": "all weights on each GPU", **playing}
+        trained = f"adapters of rank {self.lora_rank}" if self.lora_rank else "all weights on each GPU"
+        return {**sharded, "whole": trained, **playing}
 
     def fits(self, found: Estimates, memory: float) -> bool:
         needed = {*list(found)[:1], *(["playing"] if self.players else [])}

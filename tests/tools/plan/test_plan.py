@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_predict2.configs.rl.experiment.one_card import RUNS
 from cosmos_predict2.tools.plan.advice import Forecast
-from cosmos_predict2.tools.plan.report import Plan, as_text, make_plan
+from cosmos_predict2.tools.plan.report import CARDS, MARGIN, Plan, as_text, make_plan
 from cosmos_predict2.tools.plan.speed import GPUS
+from cosmos_predict2.tools.plan.workload import GB
 from scripts import plan
 from tests.programs import call
 from tests.tools.plan.test_memory import AGIBOT, read
@@ -129,3 +131,15 @@ def test_networks_with_actions_are_planned(experiment: str, parameters: int) -> 
     plan = make_plan(work, "H100", GPUS["H100"], 79)
     assert sum(p.numel() for p in work.net.parameters()) == parameters and plan.memory.parameters == 2 * parameters
     assert work.latent_shape[0] == 4 and plan.fits
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_presets_of_one_card_fit_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    card = GPUS[CARDS[24]]
+    memory = f"{(1 - MARGIN) * card.memory:.2f}"
+    preset = f"experiment=one_card_24gb_{name}"
+    assert call(plan, "--gpus", "1", "--gpu", CARDS[24], "--gpu_memory", memory, "--json", "-", "--", preset) == 0
+    values = json.loads(capsys.readouterr().out)
+    found = values["memory_bytes"] if "memory_bytes" in values else values["forms"]["whole"]
+    print(name, found["total"] / GB, found.get("host", 0) / GB)
+    assert 8 * GB < found["total"] < (1 - MARGIN) * card.memory * GB
