@@ -2,7 +2,6 @@
 """Training and inference commands as published guides print them, with the tiny twin and two processes put in place."""
 
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from cosmos_predict2.data.video import media
+from imaginaire.distributed import free_port
 from tests.guides import follow, linked, start
 from tests.programs import HANG_S
 
@@ -70,12 +70,6 @@ def checkout(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "path/to").mkdir(parents=True)
     media.write_image(str(tmp_path / "path/to/input.jpg"), frames[:, 0])
     yield tmp_path
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def tiny(command: str, *more: str) -> str:

@@ -7,7 +7,6 @@ Each test has a process of its own, as a process can have one such device for go
 """
 
 import copy
-import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -52,7 +51,7 @@ from tests.pipelines import test_video2world, test_video2world_action
 from tests.rl import runs as rl_runs
 from tests.rl import vla_runs
 from tests.rl.test_flow_grpo import VARIANTS
-from tests.training import losses, run_dir, train
+from tests.training import losses, records, run_dir, train
 from tests.world_model import test_flow, test_streaming
 
 Waits = dict[str, int]
@@ -188,7 +187,7 @@ def _rewarded(options: list[str], root: Path) -> tuple[Waits, list[Any], list[An
     rl_runs.run(root / "cpu", *options, *end)
     waits = _on_the_device(rl_runs.run, root / NAME, *options, "trainer.max_iter=2")
     _on_the_device(rl_runs.run, root / NAME, *options, *end)
-    return waits, _records(run_dir(root / NAME, rl_runs.NAME)), _records(run_dir(root / "cpu", rl_runs.NAME))
+    return waits, records(run_dir(root / NAME, rl_runs.NAME)), records(run_dir(root / "cpu", rl_runs.NAME))
 
 
 def _decided(root: Path) -> dict[str, tuple[Waits, list[Any], list[Any]]]:
@@ -210,12 +209,7 @@ def _there_and_here(root: Path, name: str, options: list[str], ends: tuple[int, 
     expected = vla_runs.run(root / "cpu", *last, name=name)
     for end in ends:
         waits = _on_the_device(vla_runs.run, root / NAME, *last, f"trainer.max_iter={end}", name=name)
-    return waits, _records(run_dir(root / NAME, vla_runs.NAME)), expected
-
-
-def _records(folder: Path) -> list[Any]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return waits, records(run_dir(root / NAME, vla_runs.NAME)), expected
 
 
 ADAPTERS = [f"experiment={ACTION}", "model.config.train_architecture=lora", "model.config.precision=float32"]

@@ -51,13 +51,17 @@ def saved(root: Path, name: str = "restless") -> dict[str, Any]:
     return trees
 
 
+def records(folder: Path | str) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl of the run that lies in this folder or below it."""
+    (path,) = Path(folder).rglob("metrics.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def losses(
     root: Path, name: str = "restless", keys: Sequence[str] = ("train/loss", "val/loss")
 ) -> list[tuple[int, float]]:
     """(iteration, value) of every logged training and validation loss."""
-    lines = (run_dir(root, name) / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    return [(r["iteration"], r[key]) for r in records for key in keys if key in r]
+    return [(r["iteration"], r[key]) for r in records(run_dir(root, name)) for key in keys if key in r]
 
 
 def difference(a: Any, b: Any, place: str = "") -> str | None:

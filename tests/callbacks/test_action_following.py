@@ -24,9 +24,10 @@ from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.data.stream import POSITION_KEY, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError
-from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config, records
+from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
 from tests.models.parts import LIMITS, NET, PooledPixels, awaken, make_batch, make_model
 from tests.multiprocess import run_distributed
+from tests.training import records
 
 
 def make_action_model(*, obeys: bool, ema: bool = False, state_t: int = 3) -> Any:

@@ -26,9 +26,10 @@ from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training.callbacks import base
-from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config, records
+from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
 from tests.models.parts import make_batch, make_model, part
 from tests.multiprocess import run_distributed
+from tests.training import records
 
 CHEAP = dict(every_n=1, num_sampling_step=1, n_x0_level=2, n_viz_sample=2)
 

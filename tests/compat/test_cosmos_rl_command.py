@@ -2,7 +2,6 @@
 """The command ``cosmos-rl``: a recipe is translated, and runs as by scripts.train on the processes it asks for."""
 
 import importlib.metadata
-import json
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +14,7 @@ from cosmos_predict2.data.video_folder import list_captioned
 from imaginaire.config.registry import load_toml
 from scripts import cosmos_rl
 from tests.compat.recipes import ROOT
+from tests.training import records
 
 TINY = "configs/wfm/tiny_grpo_mock_data.toml"
 MOCK = "configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml"
@@ -75,9 +75,7 @@ def test_the_guides_command(
     shown = capsys.readouterr()
     assert re.search(printed, shown.out + shown.err)
     if recipe:
-        (metrics,) = output.rglob("metrics.jsonl")
-        records = [json.loads(line) for line in metrics.read_text().splitlines()]
-        rewards = [record["train/fake_reward"] for record in records if "train/fake_reward" in record]
+        rewards = [record["train/fake_reward"] for record in records(output) if "train/fake_reward" in record]
         assert rewards and all(reward < 0 for reward in rewards)
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command and recipe fragment of the guide "VLA" of Cosmos-RL, as it prints them: what it does here."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from imaginaire.config.registry import load_toml
 from scripts import cosmos_rl
 from tests.compat.recipes import edited
 from tests.guides import ROOT, follow, linked
+from tests.training import records
 
 OPENVLA = """
 ROBOT_PLATFORM=LIBERO \\
@@ -110,9 +110,9 @@ def test_a_command_of_the_guide(command: str, recipe: str, more: str, printed: s
     name = Path(recipe).stem
     assert printed in follow(checkout, f"{words.replace(published, recipe)}{more} job.name={name}")
     (metrics,) = checkout.rglob(f"{name}/metrics.jsonl")
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert any(record.get("train/grad_norm", 0) > 0 for record in records)
-    validated = [record["iteration"] for record in records if "val/greedy_success" in record]
+    found = records(metrics.parent)
+    assert any(record.get("train/grad_norm", 0) > 0 for record in found)
+    validated = [record["iteration"] for record in found if "val/greedy_success" in record]
     assert validated == ([1, 2] if recipe == MINE else [0, 1])
 
 

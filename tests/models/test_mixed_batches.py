@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of images between batches of videos, through the whole trainer, with and without processes to share them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from tests.multiprocess import run_distributed
-from tests.training import difference, run_dir, saved, train
+from tests.training import difference, records, run_dir, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 MIXED = [
@@ -51,10 +50,6 @@ def _train(root: Path, layouts: dict[str, list[str]], *more: str) -> None:
     for name, layout in layouts.items():
         sizes = [item.format(batch="dataloader_train.batch_size") for item in layout]
         assert train(root, [*MIXED, *data, *sizes, f"job.name={name}", *more], config=CONFIG) == 0
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.long

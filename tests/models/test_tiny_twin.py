@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registered tiny experiment: it composes, trains, stops, resumes exactly, and generates."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from imaginaire.config.compose import compose
 from imaginaire.training import preflight
 from tests.multiprocess import run_distributed
-from tests.training import difference, losses, run_dir, saved, train
+from tests.training import difference, losses, records, run_dir, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
@@ -173,6 +172,6 @@ def _first_losses(root: Path, name: str) -> list[float]:
 def _measured(folder: Path) -> dict[str, float]:
     """The last measurements of validation and samples."""
     found: dict[str, float] = {}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        found |= {name: value for name, value in json.loads(line).items() if name.startswith(("val/", "samples/"))}
+    for record in records(folder):
+        found |= {name: value for name, value in record.items() if name.startswith(("val/", "samples/"))}
     return found

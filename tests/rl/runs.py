@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short runs of reinforcement learning on the tiny model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from tests.training import run_dir, train
+from tests.training import records, run_dir, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 NAME = "rl"
@@ -30,5 +29,4 @@ def rl_options(experiment: str = "tiny_flow_grpo_toy_world", *more: str) -> list
 def run(root: Path, *options: str) -> list[dict[str, Any]]:
     """Train; the records of its metrics."""
     assert train(root, options, config=CONFIG) == 0
-    lines = (run_dir(root, NAME) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return records(run_dir(root, NAME))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reinforcement learning makes held-out clips better, and no hack goes unseen: the default runs, one seed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from benchmarks import policy_learning, rl_learning
 from cosmos_predict2.released import tiny_video2world_path
+from tests.training import records
 
 Row = dict[str, float]
 
@@ -61,9 +61,8 @@ def test_the_alarm_sees_a_hack_that_psnr_does_not(tmp_path: Path, clips: dict[st
     name = "tiny_hacked_reward_toy_world"
     row = _after(name, tmp_path, clips)
     assert row["puck_px"] > 1.1 * base["puck_px"]
-    (path,) = tmp_path.glob(f"*/*/{name}_0/metrics.jsonl")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    alarms = [record["quality/alarm"] for record in records if "quality/alarm" in record]
+    (folder,) = tmp_path.glob(f"*/*/{name}_0")
+    alarms = [record["quality/alarm"] for record in records(folder) if "quality/alarm" in record]
     assert (alarms[0], alarms[-1]) == (0, 1)
 
 

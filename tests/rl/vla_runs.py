@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Short runs of a policy that learns from rewards in the toy world's simulator; and one without a trainer."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L, register_experiment
 from imaginaire.data.stream import ResumableLoader
-from tests.training import run_dir, train
+from tests.training import records, run_dir, train
 
 NAME = "vla"
 POLICIES = "cosmos_predict2.rl.policies"
@@ -91,8 +90,7 @@ def make_config() -> Any:
 def run(root: Path, *options: str, name: str = "toy_policy") -> list[dict[str, Any]]:
     """Train; the records of its metrics."""
     assert train(root, [f"experiment={name}", *options], config="tests/rl/vla_runs.py") == 0
-    lines = (run_dir(root, NAME) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return records(run_dir(root, NAME))
 
 
 # --- without a trainer

@@ -25,7 +25,7 @@ from imaginaire.training.callbacks.base import HOOKS
 from imaginaire.training.model import ImaginaireModel
 from tests.multiprocess import Process
 from tests.programs import HANG_S
-from tests.training import difference, losses, run_dir, saved, train
+from tests.training import difference, losses, records, run_dir, saved, train
 
 pytestmark = pytest.mark.slow
 
@@ -152,8 +152,7 @@ def test_such_a_step_is_left_out_and_counted_when_asked(
     assert trees["trainer"]["skipped_steps"] == 2
     assert trees["scheduler"]["last_epoch"] == 6
     assert all(torch.isfinite(value).all() for value in trees["model"].values())
-    records = [json.loads(line) for line in (run_dir(tmp_path) / "metrics.jsonl").read_text().splitlines()]
-    assert max(record.get("train/skipped_steps", 0) for record in records) == 2
+    assert max(record.get("train/skipped_steps", 0) for record in records(tmp_path)) == 2
 
 
 def test_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +176,8 @@ def test_a_run_validates_before_its_first_iteration_unless_it_is_told_not_to(tmp
     for option, expected in ((True, [0, 2]), (False, [2])):
         options = ["trainer.run_validation=True", f"trainer.validate_at_start={option}", "trainer.max_iter=2"]
         train(tmp_path / str(option), [*QUICK, *options])
-        lines = next((tmp_path / str(option)).rglob("metrics.jsonl")).read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        assert [record["iteration"] for record in records if "val/loss" in record] == expected
+        found = [record["iteration"] for record in records(tmp_path / str(option)) if "val/loss" in record]
+        assert found == expected
 
 
 class Watching(project.RestlessModel):
@@ -357,8 +355,7 @@ def test_batches_may_take_long_to_make(
     options += ["trainer.timeout_period=2", "trainer.callbacks.iter_speed.hit_thres=1", "trainer.logging_iter=1"]
     assert train(tmp_path, options) == 0, "the watchdog ends a process that makes no progress"
     assert "rollout 2 of 3" in caplog.text or "rollout 3 of 3" in caplog.text
-    lines = [json.loads(line) for line in (run_dir(tmp_path) / "metrics.jsonl").read_text().splitlines()]
-    (times,) = [line for line in lines if "timer/train_batches" in line]
+    (times,) = [record for record in records(tmp_path) if "timer/train_batches" in record]
     assert times["timer/train_batches"] >= 2.7 and times["timer/data"] < times["timer/train_batches"]
 
 

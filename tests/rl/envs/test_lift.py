@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """robosuite's Lift in workers: real physics, drawn without a screen, and policies that learn in it."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny as write_openvla
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny as write_pi05
-from tests.training import run_dir, saved, train
+from tests.training import records, run_dir, saved, train
 
 pytest.importorskip("robosuite", reason="robosuite is not installed: pip install -e '.[vla]'")
 
@@ -58,7 +57,7 @@ def test_a_tiny_policy_takes_an_update_in_lift(name: str, tmp_path: Path) -> Non
         before = Pi05Policy(str(path))
     words = [f"experiment=tiny_vla_grpo_{name}_lift", f"model.config.policy.path={path}", *SMALL]
     assert train(tmp_path, words, config=BASE) == 0
-    (record,) = [json.loads(line) for line in (run_dir(tmp_path, "lift") / "metrics.jsonl").read_text().splitlines()]
+    (record,) = records(run_dir(tmp_path, "lift"))
     assert record["train/grad_norm"] > 0 and record["train/valid_rate"] == 1 and record["train/reward_std"] > 0
     after = saved(tmp_path, "lift")["model"]
     moved = [k for k, value in before.state_dict().items() if not torch.equal(after[f"net.{k}"], value)]

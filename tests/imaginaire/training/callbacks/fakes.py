@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer small enough to read: it owns what callbacks ask of one, and calls the hooks of a step in their order."""
 
-import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,8 +96,3 @@ class Trainer:
 
 def lazy(target: Any, **arguments: Any) -> Any:
     return lazy_config.LazyCall(target)(**arguments)
-
-
-def records(run_dir: Path | str) -> list[dict[str, Any]]:
-    """The records of a run's metrics.jsonl."""
-    return [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]

@@ -13,7 +13,8 @@ import torch
 
 from imaginaire.training.callbacks import monitor
 from imaginaire.training.callbacks.monitor import DeviceMonitor, Profiler, is_profiled_rank
-from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config, records
+from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
+from tests.training import records
 
 
 def test_the_monitor_records_figures_and_logs_them_as_a_table(

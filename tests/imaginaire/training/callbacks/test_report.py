@@ -14,8 +14,9 @@ from imaginaire import distributed
 from imaginaire.training.callbacks.monitor import DeviceMonitor
 from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar, RunningMean
 from imaginaire.training.callbacks.train import GradClip
-from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config, records
+from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config
 from tests.multiprocess import run_distributed
+from tests.training import records
 
 
 def test_loss_log_averages_losses_and_scalar_outputs_over_micro_batches(tmp_path: Path) -> None:

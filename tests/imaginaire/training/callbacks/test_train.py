@@ -11,7 +11,8 @@ import torch
 
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
-from tests.imaginaire.training.callbacks.fakes import ImageModel, Trainer, lazy, make_config, records
+from tests.imaginaire.training.callbacks.fakes import ImageModel, Trainer, lazy, make_config
+from tests.training import records
 
 Pair = namedtuple("Pair", "left right")
 
