@@ -113,15 +113,12 @@ def minute(args: argparse.Namespace) -> None:
             actions = torch.zeros(TABLES, LOOK, env.metadata["action_dim"])
             actions[:, :, :2] = keys[:, None]
             shown = env.chunk_step(actions)[0]["full_image"].cpu()
-            rows.append((familiar.unlike(shown), all_seen(shown)))
+            found = detect(shown.numpy()).position
+            seen_E = torch.stack([torch.from_numpy(found[name]).isfinite().all(-1) for name in SEEN]).all(0)
+            rows.append((familiar.unlike(shown), float(seen_E.float().mean())))
         figures = torch.tensor(rows).unfold(0, quarter, quarter).mean(-1)
         unlike, seen = ("  ".join(f"{value:.2f}" for value in figures[:, k]) for k in (0, 1))
         print(f"  {name:38} {unlike:32} {seen}", flush=True)
-
-
-def all_seen(pictures_E_H_W_C: Tensor) -> float:
-    found = detect(pictures_E_H_W_C.numpy()).position
-    return float(torch.stack([torch.from_numpy(found[name]).isfinite().all(-1) for name in SEEN]).all(0).float().mean())
 
 
 def main() -> None:

@@ -278,14 +278,6 @@ def reduced(rl: RLConfig) -> list[str]:
     return [*found, f"{RL}.num_timesteps={TRAINED}"]
 
 
-def with_micro_batches(overrides: list[str]) -> list[str]:
-    """The overrides with as many micro-batches as their experience makes."""
-    config = compose(CONFIG, overrides)
-    rl = rl_of(config.model["config"])
-    parts = config.dataloader_train.batch_size * rl.num_rollout // rl.rollout_batch
-    return [*overrides, f"trainer.grad_accum_iter={parts // rl.minibatches * rl.num_trained}"]
-
-
 def run_released(arguments: argparse.Namespace) -> None:
     machine.require_gpu(arguments.size)
     device, dtype = machine.device_and_dtype()
@@ -304,7 +296,10 @@ def run_released(arguments: argparse.Namespace) -> None:
 def measure_released(experiment: str, architecture: str, arguments: argparse.Namespace, *others: str) -> None:
     """Run so many experiences after one that is not timed, and print what they took."""
     overrides = [*settings(experiment, arguments.size, architecture), *arguments.overrides, *others]
-    overrides = with_micro_batches(overrides)
+    config = compose(CONFIG, overrides)
+    rl = rl_of(config.model["config"])
+    parts = config.dataloader_train.batch_size * rl.num_rollout // rl.rollout_batch
+    overrides.append(f"trainer.grad_accum_iter={parts // rl.minibatches * rl.num_trained}")
     print(f"  {differences(compose(CONFIG, [f'experiment={experiment}']), compose(CONFIG, overrides))}", flush=True)
     machine.forget_peak_memory()
     found = measure(overrides, arguments.steps)

@@ -9,7 +9,6 @@ and their record are written as the script writes them.
 """
 
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -59,18 +58,14 @@ def captions(distinct: int) -> dict[str, str]:
 
 
 def rate(folder: Path, texts: dict[str, str], encoder: TextEncoder, cache: Path | None = None) -> float:
-    start = time.perf_counter()
-    counts = embed_captions(folder, texts, encoder, cache=cache)
+    seconds, counts = machine.timed(lambda: embed_captions(folder, texts, encoder, cache=cache))
     assert counts.written == len(texts)
-    return len(texts) / (time.perf_counter() - start)
+    return len(texts) / seconds
 
 
 def read_rate(folder: Path) -> float:
     embeddings, stems = EmbeddingFolder(folder), list(captions(CLIPS))
-    start = time.perf_counter()
-    for stem in stems:
-        embeddings.read(stem)
-    return len(stems) / (time.perf_counter() - start)
+    return len(stems) / machine.seconds(lambda: [embeddings.read(stem) for stem in stems])
 
 
 def small_t5(folder: Path) -> str:

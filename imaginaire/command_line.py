@@ -8,7 +8,6 @@ import argparse
 import importlib
 import inspect
 import io
-import logging
 import math
 import os
 import re
@@ -22,8 +21,6 @@ from typing import Any, NoReturn, TypeVar
 
 from imaginaire import log as logs
 from imaginaire.errors import ConfigError, UserError, disk_fault, first_line, near
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

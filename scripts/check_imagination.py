@@ -7,7 +7,6 @@ which weights; experiments in imagination demand it.
 """
 
 import argparse
-import logging
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -17,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 LEARNT = 100  # recordings of training that actions and pictures are compared with
 

@@ -7,7 +7,6 @@ yours, MODULE:CLASS, with act, action_dim and chunk, or that of a server, openpi
 """
 
 import argparse
-import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 
 from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 FIGURES = "evaluation.json"
 
@@ -80,6 +77,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.episodes.policy_evaluation import evaluate
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.world_model.assembly import device_of
+    from imaginaire.training.provenance import run_record
 
     device = device_of(args.device)
     if args.videos and not args.out:
@@ -119,7 +117,10 @@ def run(args: argparse.Namespace) -> None:
         print(f"{name}: {rate.as_text()}")
     if len(args.tasks) > 1:
         print(f"all: {found.total.as_text()}")
-    content = {"policy": args.policy, "about": dict(card.about), **_conditions(args, place), **found.as_dict()}
+    names = ("suite", "first", "draws", "seed", "execute", "load_ema", "options")
+    conditions = {**{name: getattr(args, name) for name in names}, **place.conditions()}
+    conditions |= {"command": parser.command(), "versions": run_record()}
+    content = {"policy": args.policy, "about": dict(card.about), **conditions, **found.as_dict()}
     if imagined is not None:
         closed = evaluate(policy, imagined, starts, args.tasks, args.mode, args.execute)
         comparisons = {
@@ -139,15 +140,6 @@ def run(args: argparse.Namespace) -> None:
         storage.write_json(out / FIGURES, content)
         print(f"figures: {out / FIGURES}")
     env.close()
-
-
-def _conditions(args: argparse.Namespace, place: Any) -> dict[str, Any]:
-    """The conditions of the figures besides the policy."""
-    from imaginaire.training.provenance import run_record
-
-    names = ("suite", "first", "draws", "seed", "execute", "load_ema", "options")
-    given = {name: getattr(args, name) for name in names}
-    return {**given, **place.conditions(), "command": parser.command(), "versions": run_record()}
 
 
 def _imagination(args: argparse.Namespace, action_dim: int) -> Any:

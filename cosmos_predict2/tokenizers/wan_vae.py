@@ -135,7 +135,8 @@ class WanTokenizer(LatentGrid):
     def encode(self, video_B_C_F_H_W: Tensor) -> Tensor:
         """Latents of RGB in [-1, 1], in the dtype of the video; the posterior's mean, normalised per channel."""
         mean_B_C_T_H_W = self.encode_moments(video_B_C_F_H_W)[0]
-        return self._normalise(mean_B_C_T_H_W).to(video_B_C_F_H_W.dtype)
+        centre, inverse_std = self.constants()
+        return ((mean_B_C_T_H_W.to(centre.dtype) - centre) * inverse_std).to(video_B_C_F_H_W.dtype)
 
     @torch.no_grad()
     def encode_moments(self, video_B_C_F_H_W: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,8 +179,10 @@ class WanTokenizer(LatentGrid):
         # The pixels of a long clip are large: each chunk goes straight to its place.
         video = latent_B_C_T_H_W.new_empty((batch, 3, self.get_pixel_num_frames(num_latents), *size))
         start = 0
+        mean, inverse_std = self.constants()
         for chunk in _split_first(latent_B_C_T_H_W, window // self.temporal_compression_factor):
-            pixels = self.net.decode(self._entering(self._denormalise(chunk)), past)
+            chunk = chunk.to(device=mean.device, dtype=mean.dtype) / inverse_std + mean
+            pixels = self.net.decode(self._entering(chunk), past)
             video[:, :, start : start + pixels.shape[2]] = pixels
             start += pixels.shape[2]
         return video
@@ -187,14 +190,6 @@ class WanTokenizer(LatentGrid):
     def _entering(self, chunk_B_C_F_H_W: Tensor) -> Tensor:
         layout = torch.channels_last_3d if self.channels_last else torch.contiguous_format
         return chunk_B_C_F_H_W.to(device=self.device, dtype=self.dtype).contiguous(memory_format=layout)
-
-    def _normalise(self, mean_B_C_T_H_W: Tensor) -> Tensor:
-        mean, inverse_std = self.constants()
-        return (mean_B_C_T_H_W.to(mean.dtype) - mean) * inverse_std
-
-    def _denormalise(self, latent_B_C_T_H_W: Tensor) -> Tensor:
-        mean, inverse_std = self.constants()
-        return latent_B_C_T_H_W.to(device=mean.device, dtype=mean.dtype) / inverse_std + mean
 
     def constants(self) -> tuple[Tensor, Tensor]:
         """Mean and reciprocal standard deviation of the latents, [C, 1, 1, 1] as the arithmetic uses them."""

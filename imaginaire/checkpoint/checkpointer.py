@@ -59,12 +59,6 @@ class TrainingState:
             "trainer": self.trainer_state(),
         }
 
-    def snapshot_bytes(self) -> int:
-        """Size of a saved set: weights, average, and two float32 moments and a master for each trained parameter."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        numbers = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)
-        return parallel.num_bytes(self.model.checkpoint_state().values()) + numbers
-
 
 class Checkpointer:
     """Loads either layout; how a set is written is the subclass's."""
@@ -392,7 +386,9 @@ def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer
 
 def check_room(state: TrainingState, run_dir: str, *, gathers: bool) -> None:
     """Raise at the start when disk or host memory do not suffice for the first save."""
-    needed = state.snapshot_bytes()
+    trained = [p for p in state.model.parameters() if p.requires_grad]
+    needed = parallel.num_bytes(state.model.checkpoint_state().values())  # weights and average ...
+    needed += sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)  # ... moments and masters
     # rank 0 gathers, so its answer is everybody's
     problem = _lack_of_room(needed, run_dir, gathers=gathers) if distributed.is_rank0() else None
     if (problem := distributed.broadcast_object(problem)) is not None:

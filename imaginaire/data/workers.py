@@ -5,7 +5,6 @@ An exception in a worker arrives in the training process as it was raised there,
 cause. A worker that is killed (most often because memory ran out) becomes an error with its cure.
 """
 
-import logging
 import multiprocessing.util
 import pickle
 import re
@@ -24,8 +23,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from imaginaire import random
 from imaginaire.errors import DataError
-
-log = logging.getLogger(__name__)
 
 Indices = list[tuple[int, Any]]  # (position in the stream, index in the data set) of each sample of a batch
 

@@ -4,7 +4,6 @@
 Every function works without `init`: one process is a group of one. Only this module chooses the device.
 """
 
-import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ from torch import Tensor
 
 from imaginaire.distributed import places
 from imaginaire.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _timeout_s = _DEFAULT_TIMEOUT_S

@@ -7,7 +7,6 @@ parameters are averaged over all ranks by `GradientAverager`, and what replicas 
 buffers) comes from rank 0.
 """
 
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +24,6 @@ from imaginaire.errors import ConfigError
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

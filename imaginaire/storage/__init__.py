@@ -259,10 +259,11 @@ def write_atomically(path: StrPath, write: Callable[[BinaryIO], object]) -> None
             file = create(temporary)
             try:
                 write(file)
-                sync(file)
+                file.flush()
+                os.fsync(file.fileno())
             finally:
                 file.close()
-            rename(temporary, target)
+            os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
@@ -312,12 +313,6 @@ def create(path: StrPath) -> BinaryIO:
     return cast(BinaryIO, fs.open(inner, "wb", block_size=UPLOAD_PART_BYTES))
 
 
-def sync(file: IO[Any]) -> None:
-    """Flush a local file to its disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def sync_folder(path: StrPath) -> None:
     """Flush a local folder to its disk: the files directly in it, then their names."""
     if is_remote(path):
@@ -326,12 +321,6 @@ def sync_folder(path: StrPath) -> None:
     for name in os.listdir(folder):
         _sync(os.path.join(folder, name))
     _sync(folder)
-
-
-def rename(source: StrPath, target: StrPath) -> None:
-    """Atomically put a local file, or a folder, in its final place."""
-    assert not is_remote(source) and not is_remote(target), "object stores cannot rename atomically"
-    os.replace(_local(source), _local(target))
 
 
 def remove(path: StrPath) -> None:

@@ -53,8 +53,11 @@ def load_embodiment(folder: str, name: str, overrides: Sequence[str] = ()) -> di
         raise ConfigError(f"{name}: {error.full_key}: {str(error.msg).splitlines()[0]}.") from None
     except HydraException as error:
         raise _explained(name, overrides, error) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:  # which names the file
         raise ConfigError(f"{name}, or a file of its defaults, is not valid YAML: {error}.") from error
+    except UnicodeDecodeError as error:
+        found = next((file for file in sorted(place.rglob("*.yaml")) if error.object in file.read_bytes()), place)
+        raise ConfigError(f"{found} is not text in UTF-8: {error}. Save it as UTF-8.") from error
     if not isinstance(content, Mapping):
         raise ConfigError(f"{name} is no configuration with sections.")
     return {str(key): value for key, value in content.items()}

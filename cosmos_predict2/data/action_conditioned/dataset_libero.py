@@ -58,6 +58,7 @@ OPEN_FINGERS = 0.08  # metres between the fingers of the open gripper
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")  # names of the long suites begin with where it happens
 MODES = ("train", "val", "all")
 OUTCOMES = ("success", "failure")
+_OF_ROBOT = ("obs/ee_pos", "obs/ee_ori", "obs/gripper_states")
 
 
 class LiberoDataset(ClipDataset):
@@ -318,9 +319,7 @@ def list_demos(file: Path) -> list[Demo]:
 
 def read_actions(demo: Demo) -> Floats:
     """[T, d] as recorded."""
-    with opened(demo.file) as content:
-        group = content["data"][demo.name]
-        actions = numpy.asarray(_table(group, "actions", demo.file, demo.name), dtype=numpy.float64)
+    (actions,) = _columns(demo, "actions")
     if actions.ndim != 2 or not numpy.isfinite(actions).all():
         raise DataError(
             f"{demo.file}: {demo.name}/actions, {list(actions.shape)}, is not rows [T, d] of finite numbers."
@@ -354,12 +353,7 @@ def read_views(demo: Demo, camera: str, frames: slice, *, rotate: bool, fit: Fit
 
 def read_poses(demo: Demo) -> tuple[Floats, Floats]:
     """The gripper's poses [T, 6] (x, y, z, roll, pitch, yaw), and how far it is closed [T], 0 to 1."""
-    with opened(demo.file) as content:
-        group = content["data"][demo.name]
-        position, turn, fingers = (
-            numpy.asarray(_table(group, f"obs/{key}", demo.file, demo.name), dtype=numpy.float64)
-            for key in ("ee_pos", "ee_ori", "gripper_states")
-        )
+    position, turn, fingers = _columns(demo, *_OF_ROBOT)
     if not (position.shape == turn.shape == (demo.length, 3) and fingers.shape == (demo.length, 2)):
         raise DataError(
             f"{demo.file}: {demo.name} has ee_pos {list(position.shape)}, ee_ori {list(turn.shape)} and gripper_states"
@@ -374,20 +368,13 @@ def read_poses(demo: Demo) -> tuple[Floats, Floats]:
 
 def is_success(demo: Demo) -> bool:
     """True if a reward was given, at its end or before: in every demonstration, but not in every try of a policy."""
-    with opened(demo.file) as content:
-        rewards = numpy.asarray(_table(content["data"][demo.name], "rewards", demo.file, demo.name))
+    (rewards,) = _columns(demo, "rewards")
     return bool((rewards > 0).any())
 
 
 def read_proprio(demo: Demo) -> Floats:
     """[T, 8] as policies see the robot: position, axis-angle turn, positions of the two fingers."""
-    with opened(demo.file) as content:
-        group = content["data"][demo.name]
-        columns = [
-            numpy.asarray(_table(group, f"obs/{key}", demo.file, demo.name), dtype=numpy.float64)
-            for key in ("ee_pos", "ee_ori", "gripper_states")
-        ]
-    return numpy.concatenate(columns, axis=1)
+    return numpy.concatenate(_columns(demo, *_OF_ROBOT), axis=1)
 
 
 def is_validation(number: int, val_every: int) -> bool:
@@ -407,6 +394,12 @@ def opened(file: Path) -> Iterator[Any]:
             yield content
     except (OSError, KeyError, RuntimeError) as error:
         raise DataError(f"{file} is not an HDF5 file that can be read: {error}") from error
+
+
+def _columns(demo: Demo, *keys: str) -> list[Floats]:
+    with opened(demo.file) as content:
+        group = content["data"][demo.name]
+        return [numpy.asarray(_table(group, key, demo.file, demo.name), dtype=numpy.float64) for key in keys]
 
 
 def _table(group: Any, key: str, file: Path, name: str) -> Any:

@@ -161,7 +161,8 @@ class ShardSource(Source):
         self._num_tokens = num_tokens
         self._decoding = decoding
         self._reads_embeddings = reads_embeddings
-        found = index_shards(list_shards(shards), Path(index_dir) if index_dir else index_folder())
+        of_user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cosmos_predict2" / "shards"
+        found = index_shards(list_shards(shards), Path(index_dir) if index_dir else of_user)
         faults = {i: fault for i, sample in enumerate(found) if (fault := self._fault(sample)) is not None}
         exclude(list(faults.values()), len(found), skip_bad, "samples")
         kept = [sample for i, sample in enumerate(found) if i not in faults]
@@ -269,11 +270,6 @@ def expand_braces(pattern: str) -> Iterator[str]:
         texts = [str(number).zfill(len(limits[1])) for number in range(first, last + 1)]
     for text in texts:
         yield from expand_braces(f"{pattern[: match.start()]}{text}{pattern[match.end() :]}")
-
-
-def index_folder() -> Path:
-    """Folder of the indices: one for each user of a machine."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cosmos_predict2" / "shards"
 
 
 def index_shards(shards: Sequence[str], folder: Path) -> list[ShardSample]:

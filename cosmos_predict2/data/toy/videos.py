@@ -242,7 +242,9 @@ class ToyWorldStates(EpisodeVideos):
 
     @classmethod
     def _action_dim(cls, options: Mapping[str, Any]) -> int:
-        return action_width(Path(options["folder"]))
+        folder = Path(options["folder"])
+        first = next(iter(sorted(folder.glob(TOY_STATES))), path_of(folder, 0))
+        return int(_read(first)[0]["actions"].shape[2])
 
 
 def count_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -301,12 +303,6 @@ def read_states(folder: Path) -> tuple[Episodes, float]:
     for name in ("captions", "tasks", "drivers"):
         joined[name] = joined[name].tolist()
     return Episodes(**joined, **{name: first[name] for name in (*_SAME, "first")}), float(first["fps"])
-
-
-def action_width(folder: Path) -> int:
-    """Numbers of an action in a folder's episodes, by its first file."""
-    path = next(iter(sorted(folder.glob(TOY_STATES))), path_of(folder, 0))
-    return int(_read(path)[0]["actions"].shape[2])
 
 
 def _read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:

@@ -3,10 +3,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cosmos_predict2.actions.transforms import Floats
 from cosmos_predict2.data.lerobot.info import STATE, Info, Modality, Part
@@ -46,7 +46,7 @@ def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[CheckedEp
     states, cameras = state_parts(source.info), source.info.cameras if with_pictures else []
     columns = [name for name in features if name == "timestamp" or "success" in name]
     columns = [name for name in columns if _width(source.info, name) == 1]
-    found = []
+    fit, found = partial(stretch, size=(SIDE, SIDE)), []
     for i in chosen if parts else ():
         try:
             action = source.parts(i, parts, gaps=True).astype(numpy.float64)
@@ -54,7 +54,7 @@ def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[CheckedEp
             read = source.columns(i, columns, gaps=True)
             first = max(0, (len(action) - most) // 2)
             rows = [*range(first, min(len(action), first + most))]
-            pictures = {camera: source.frames(i, camera, rows, fit=_small).numpy().mean(axis=0) for camera in cameras}
+            pictures = {camera: source.frames(i, camera, rows, fit=fit).numpy().mean(axis=0) for camera in cameras}
         except DataError:
             continue
         if numpy.isfinite(action).all() and numpy.isfinite(state).all() and len(action) > 1:
@@ -90,10 +90,6 @@ def motion(pictures_F_H_W: Floats) -> Floats:
     to_right, to_down, xx, yy, xy, xt, yt = (values.mean(axis=(1, 2)) for values in products)
     volume = xx * yy - xy**2 + 1.0  # where a picture is flat nothing moves
     return numpy.stack([to_right, to_down, (xy * yt - yy * xt) / volume, (xy * xt - xx * yt) / volume], axis=1)
-
-
-def _small(picture: Tensor) -> Tensor:
-    return stretch(picture, (SIDE, SIDE))
 
 
 def _width(info: Info, name: str) -> int:

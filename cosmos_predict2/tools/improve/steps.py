@@ -13,7 +13,6 @@ program left half done, or another command or other inputs made, is removed firs
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import re
 import resource
@@ -32,8 +31,6 @@ from typing import IO, Any
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.log import FIRST_LINE_S, LINES_S, duration
-
-log = logging.getLogger(__name__)
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
 EXIT_INTERRUPTED = 75

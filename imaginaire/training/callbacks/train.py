@@ -2,7 +2,6 @@
 """Callbacks that act on training: batch precision, garbage collection, gradient clipping."""
 
 import gc
-import logging
 import math
 from collections.abc import MutableMapping
 from typing import Any
@@ -14,8 +13,6 @@ from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks.base import Callback, EveryN
 from imaginaire.training.callbacks.report import RunningMean
-
-log = logging.getLogger(__name__)
 
 
 class LowPrecision(Callback):

@@ -11,7 +11,6 @@ Importing LIBERO asks a question on the terminal the first time, and fetches 150
 import ast
 import importlib
 import importlib.util
-import logging
 import os
 import re
 import zipfile
@@ -27,8 +26,6 @@ from numpy.typing import NDArray
 
 from cosmos_predict2.rl.envs.simulators import ROBOSUITE_CAMERAS, Floats, robosuite_state
 from imaginaire.errors import ConfigError, DataError, near
-
-log = logging.getLogger(__name__)
 
 # steps of an episode: by the published evaluations; reinforcement learning has 512 throughout
 MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The physical plausibility of a video, judged by Cosmos-Reason1-7B-Reward (a Qwen2.5-VL that answers Yes or No)."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE
 from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint import weights
 from imaginaire.distributed import parallel
-
-log = logging.getLogger(__name__)
 
 MODEL = "nvidia/Cosmos-Reason1-7B-Reward"
 MAX_FRAMES, MAX_TOKENS = 160, 9216
