@@ -13,9 +13,9 @@ from cosmos_predict2.data.dataset_forms import require_files
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES
 from cosmos_predict2.data.video_folder import read_caption
 from cosmos_predict2.tools.jobs import Outcome
-from cosmos_predict2.tools.prepare.records import some, write_json
+from cosmos_predict2.tools.prepare.records import write_json
 from imaginaire import command_line
-from imaginaire.errors import DataError
+from imaginaire.errors import DataError, listed
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def batch_entries(pictures_dir: str, save_dir: str) -> Outcome[dict[str, str]]:
         picture = os.path.join(pictures_dir, path.name)
         outcome.results.append({"input_video": picture, "prompt": prompt, "output_video": output})
     if without_prompt:
-        names = some(without_prompt)
+        names = listed(without_prompt)
         log.warning("%d pictures have no NAME.txt beside them and are left out: %s", len(without_prompt), names)
     return outcome
 

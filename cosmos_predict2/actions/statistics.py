@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, KnownRange, with_known_ranges
 from imaginaire import foreign_json, storage
-from imaginaire.errors import ConfigError, DataError, UserError, near
+from imaginaire.errors import ConfigError, DataError, UserError, listed, near
 
 log = logging.getLogger(__name__)
 
@@ -328,15 +328,14 @@ def other_range(columns: ColumnStatistics, transform: ActionTransform, *, is_who
     far_off = numpy.flatnonzero(is_far).tolist()
     if not far_off:
         return None
-    named = ", ".join(
+    named = [
         f"number {k} in {low[k]:.3g}..{high[k]:.3g} (the weights: {their_low[k]:.3g}..{their_high[k]:.3g})"
-        for k in far_off[:NUM_NAMED]
-    )
-    more = f" and {len(far_off) - NUM_NAMED} more" if len(far_off) > NUM_NAMED else ""
+        for k in far_off
+    ]
     return (
-        f"the raw actions lie in other ranges than those that the weights were trained with: {named}{more}. Are they in"
-        " other units (metres for millimetres, degrees for radians)? Convert them to the units of the weights' data,"
-        " which the scale of the weights was made for"
+        "the raw actions lie in other ranges than those that the weights were trained with:"
+        f" {listed(named, NUM_NAMED)}. Are they in other units (metres for millimetres, degrees for radians)? Convert"
+        " them to the units of the weights' data, which the scale of the weights was made for"
     )
 
 

@@ -26,7 +26,7 @@ from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, caption_hash, find_embedding_dir
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire import foreign_json, storage
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, listed, near
 from imaginaire.storage.object_store import StrPath
 
 log = logging.getLogger(__name__)
@@ -156,13 +156,13 @@ def existing_folder(dataset_dir: StrPath, content: str) -> Path:
         return folder
     if not folder.is_dir():
         above = next(parent for parent in folder.absolute().parents if parent.is_dir())
-        raise DataError(f"There is no folder {folder}. {above} has: {_listed(sorted(os.listdir(above))) or 'nothing'}.")
+        raise DataError(f"There is no folder {folder}. {above} has: {listed(sorted(os.listdir(above))) or 'nothing'}.")
     if splits := [name for name in SPLITS if (folder / name / content).is_dir()]:
         raise DataError(
             f"{folder} has no folder {content}, but {' and '.join(f'{name}/{content}' for name in splits)}."
             f" Give {folder / splits[0]}."
         )
-    raise DataError(f"{folder} has no folder {content}. It has: {_listed(sorted(os.listdir(folder))) or 'nothing'}.")
+    raise DataError(f"{folder} has no folder {content}. It has: {listed(sorted(os.listdir(folder))) or 'nothing'}.")
 
 
 def _open_embeddings(dataset_dir: Path, text_encoder: str | None, num_tokens: int | None = None) -> EmbeddingFolder:
@@ -203,13 +203,13 @@ def _with_embedding(files: Collection[str], embeddings: EmbeddingFolder, what: s
     embedded = set(known)
     found = [stem for stem in files if stem in embedded]
     if not found:
-        names = f" {folder.name} has {_listed(known)}, the {what} are {_listed(list(files))}." if known else ""
+        names = f" {folder.name} has {listed(known)}, the {what} are {listed(list(files))}." if known else ""
         raise DataError(
             f"None of the {len(files)} {what} has an embedding in {folder}.{names} Write them: {embeddings.command()}"
         )
     if is_logged and (missing := sorted(set(files) - embedded)):
         counts = f"{len(missing)} of {len(files)} {what}"
-        log.warning("%s have no embedding in %s and are excluded: %s", counts, folder, _listed(missing))
+        log.warning("%s have no embedding in %s and are excluded: %s", counts, folder, listed(missing))
     return found
 
 
@@ -223,7 +223,7 @@ def _captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
     if missing:
         level = logging.INFO if len(missing) == len(stems) else logging.WARNING  # some: a name may be mistyped
         text = "%d of %d have no caption in %s: samples go without ai_caption: %s"
-        log.log(level, text, len(missing), len(stems), metas, _listed(missing))
+        log.log(level, text, len(missing), len(stems), metas, listed(missing))
         return None
     return metas
 
@@ -248,7 +248,7 @@ def _warn_of_changed_captions(
     if changed := list(itertools.compress(stems, in_threads(is_changed, stems))):
         log.warning(
             "%d captions in %s changed since they were encoded (%s): training uses the old ones. Encode them again: %s",
-            *(len(changed), metas, _listed(changed), embeddings.command()),
+            *(len(changed), metas, listed(changed), embeddings.command()),
         )
 
 
@@ -318,11 +318,6 @@ def _rate_note(rates: Mapping[float, str], rule: FrameRule) -> str | None:
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
-
-
 # ---- captions --------------------------------------------------------------------------------------------------------
 
 
@@ -352,7 +347,7 @@ class CaptionFiles:
             raise DataError(f"None of the {len(files)} clips has a caption in {self.folder} (NAME{self._suffix}).")
         if is_logged and (missing := [stem for stem in files if stem not in known]):
             text = "%d of %d clips have no caption in %s and are excluded: %s"
-            log.warning(text, len(missing), len(files), self.folder, _listed(missing))
+            log.warning(text, len(missing), len(files), self.folder, listed(missing))
         return found
 
     def read(self, stem: str) -> str:

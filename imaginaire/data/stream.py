@@ -135,7 +135,12 @@ class DataStream:
             "dataset_size": length(getattr(loader, "dataset", None)),
             "batch_size": _batch_size(loader),
         }
-        _check_not_empty(loader)
+        if not isinstance(loader, ResumableLoader) and length(loader) == 0:
+            raise DataError(
+                f"dataloader_train gives no batch: the data set has {self._identity['dataset_size']} samples for this"
+                f" rank's batch_size={getattr(loader, 'batch_size', None)}. Lower dataloader_train.batch_size or add"
+                " data."
+            )
         _check_ranks(loader, dims)
 
     def state_dict(self) -> dict[str, int | None]:
@@ -314,15 +319,6 @@ def with_positions(batch: Any, indices: Indices, end: int | None = None) -> Any:
         if end is not None and bool((places >= end).any()):
             batch[WEIGHT_KEY] = (places < end).float()
     return batch
-
-
-def _check_not_empty(loader: Any) -> None:
-    if isinstance(loader, ResumableLoader) or length(loader) != 0:
-        return
-    raise DataError(
-        f"dataloader_train gives no batch: the data set has {length(getattr(loader, 'dataset', None))} samples for this"
-        f" rank's batch_size={getattr(loader, 'batch_size', None)}. Lower dataloader_train.batch_size or add data."
-    )
 
 
 def _batch_length(batch: Any) -> int:

@@ -388,23 +388,17 @@ def _sync(path: str) -> None:
 
 
 def _upload(path: StrPath, write: Callable[[BinaryIO], object]) -> None:
-    file = create(path)
+    file: Any = create(path)
     try:
         write(file)
         file.close()  # completes the upload
     except BaseException:
-        _discard(file)
+        try:
+            file.discard()
+        except Exception as error:  # the first failure is the one to report; a leftover upload is invisible
+            log.warning("an unfinished upload could not be aborted: %s", error)
+        file.forced = file.closed = True  # closing it, or the garbage collector, would complete it instead
         raise
-
-
-def _discard(file: Any) -> None:
-    """Abort an upload. Closing it, or leaving it to the garbage collector, would complete it instead."""
-    try:
-        file.discard()
-    except Exception as error:  # the first failure is the one to report; a leftover upload is invisible
-        log.warning("an unfinished upload could not be aborted: %s", error)
-    file.forced = True
-    file.closed = True
 
 
 def _abort_uploads(fs: Any, inner: str) -> None:

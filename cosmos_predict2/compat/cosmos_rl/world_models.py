@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
+from cosmos_predict2.checkpoints.card import name_of
 from cosmos_predict2.compat.cosmos_rl import world_model_fields
 from cosmos_predict2.compat.cosmos_rl.world_model_fields import NET, PIPE, RL
 from cosmos_predict2.compat.fields import (
@@ -233,7 +234,7 @@ def _rewards(fields: Fields, warnings: list[str]) -> dict[str, Any]:
             f"{section}.fake_reward: there it is 0 for every video; here it is higher for smoother ones, so that the"
             " advantages are not 0"
         )
-        nodes["fake_reward"] = {"_target_": _target(Smoothness)}
+        nodes["fake_reward"] = {"_target_": name_of(Smoothness)}
     if not nodes:
         raise ConfigError(f"{section}: no reward is enabled. Set {section}.remote_reward.enabled = true.")
     return {name: {"make": node, "weight": 1 / len(nodes)} for name, node in nodes.items()}
@@ -242,11 +243,7 @@ def _rewards(fields: Fields, warnings: list[str]) -> dict[str, Any]:
 def remote_node(name: str, score_key: str, scale: float, clip: Sequence[float], **addresses: str) -> dict[str, Any]:
     """The lazy node of a reward of the service; its token comes from the environment."""
     options = {"score_key": score_key, "scale": scale, "clip": list(clip)}
-    return {"_target_": _target(RemoteReward), "reward": name, **options, **addresses}
-
-
-def _target(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return {"_target_": name_of(RemoteReward), "reward": name, **options, **addresses}
 
 
 # --- data
@@ -390,4 +387,4 @@ def _samples(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     given = {name: arguments[name] for name in _SAMPLES.split() if name in arguments and name != "guidance"}
     guidance = {"guidance": arguments.get("guidance", [0.0])} if is_sample else {}
-    return {"_target_": _target(DrawSamples), **given, **guidance, "is_sample": is_sample}
+    return {"_target_": name_of(DrawSamples), **given, **guidance, "is_sample": is_sample}

@@ -17,7 +17,7 @@ import numpy
 from numpy.typing import NDArray
 
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, listed, near
 
 log = logging.getLogger(__name__)
 
@@ -166,10 +166,8 @@ def _range(text: str) -> tuple[int, int]:
 def sets_below(root: Path) -> str:
     """A sentence that names the data sets below a folder that is none; empty where there are none."""
     found = sorted({path.parent.parent for pattern in ("*", "*/*") for path in root.glob(f"{pattern}/meta/info.json")})
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return (
-        f" LeRobot data sets below it, of which it takes one: {', '.join(map(str, found[:3]))}{more}." if found else ""
-    )
+    names = listed([str(path) for path in found], 3)
+    return f" LeRobot data sets below it, of which it takes one: {names}." if found else ""
 
 
 # ---- modality.json ---------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.encode import Counts, embed_captions
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, find_embedding_dir
 from cosmos_predict2.tools.jobs import Outcome
-from cosmos_predict2.tools.prepare.records import some, write_text
-from imaginaire.errors import DataError
+from cosmos_predict2.tools.prepare.records import write_text
+from imaginaire.errors import DataError, listed
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False, camer
             "%s: captions other than --prompt, which are kept: %d (%s). Delete them to have it there.",
             dataset / "metas",
             len(others),
-            some(others),
+            listed(others),
         )
     return captions
 
@@ -131,10 +131,10 @@ def compare_with_clips(dataset: Path, captions: Captions, camera: str = "") -> N
         stems = {stem for stem, _ in captions.results}
         if missing := sorted(set(clips) - stems):
             log.warning(
-                "%s: %s without a caption: %d of %d (%s)", dataset, what, len(missing), len(clips), some(missing)
+                "%s: %s without a caption: %d of %d (%s)", dataset, what, len(missing), len(clips), listed(missing)
             )
         if extra := sorted(stems - set(clips)):
-            log.warning("%s: captions without a file in %s/: %d (%s)", dataset, folder, len(extra), some(extra))
+            log.warning("%s: captions without a file in %s/: %d (%s)", dataset, folder, len(extra), listed(extra))
         return
     log.warning("%s: captions, but no file in videos/ or images/: %d", dataset, len(captions.results))
 
@@ -160,7 +160,7 @@ def embed_dataset(
         counts.unchanged,
     )
     if counts.orphans:
-        log.warning("%s: embeddings of no caption: %d (%s)", folder, len(counts.orphans), some(counts.orphans))
+        log.warning("%s: embeddings of no caption: %d (%s)", folder, len(counts.orphans), listed(counts.orphans))
     return counts
 
 

@@ -6,7 +6,7 @@ from mixing two data sets in one folder.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,6 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, values: object, indent: int | None = 2) -> None:
     write_text(path, json.dumps(values, indent=indent, ensure_ascii=False) + "\n")
-
-
-def some(names: Iterable[str]) -> str:
-    """The first names of many, and how many more there are."""
-    listed = list(names)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 def read_record(path: Path, kind: str | None = None) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from cosmos_predict2.configs.base.defaults.model import training_entry
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.own_frames import OwnFramesModel, Predict2OwnFramesConfig
 from cosmos_predict2.models.text import TrainingTextConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.released import NETWORKS, get_cosmos_predict2_video2world_checkpoint, get_predict25_empty_text
 from imaginaire.config import register_group
 
@@ -34,19 +35,24 @@ def predict2(model_size: str, network: str) -> dict[str, Any]:
     )
 
 
-def own_frames(model_size: str, network: str) -> dict[str, Any]:
-    """The group entry of a model that goes on from weights with actions, after histories of its own."""
+def from_action_weights(
+    model_size: str,
+    network: str,
+    shard_size: int = -1,
+    config_class: type[Predict2Video2WorldModelConfig] = Predict2OwnFramesConfig,
+    model: type[Video2WorldModel] = OwnFramesModel,
+) -> dict[str, Any]:
+    """The group entry of a model that goes on from weights with actions, by default after histories of its own."""
     is_tiny, path = model_size == "tiny", get_action_dit_path(model_size=model_size)
-    entry = training_entry(
-        Predict2OwnFramesConfig,
+    return training_entry(
+        config_class,
         get_cosmos_predict2_action_conditioned_pipeline(model_size=model_size, network=network),
         is_tiny=is_tiny,
         dit_path=path,
-        model=OwnFramesModel,
-        fsdp_shard_size=0 if is_tiny else -1,
+        tiny_dit_path=path,
+        model=model,
+        fsdp_shard_size=0 if is_tiny else shard_size,
     )
-    entry["model"].config.model_manager_config.dit_path = path
-    return entry
 
 
 def predict2p5(model_size: str, network: str) -> dict[str, Any]:
@@ -73,8 +79,8 @@ def models() -> dict[str, Any]:
         "predict2_v2w_2b_action_conditioned_fsdp": partial(predict2, "2B", "flat"),
         "predict2_v2w_2b_action_chunk_conditioned_fsdp": partial(predict2, "2B", "chunk"),
         "predict2_v2w_tiny_action_conditioned": partial(predict2, "tiny", "chunk"),
-        "predict2_v2w_2b_action_own_frames": partial(own_frames, "2B", "flat"),
-        "predict2_v2w_tiny_action_own_frames": partial(own_frames, "tiny", "chunk"),
+        "predict2_v2w_2b_action_own_frames": partial(from_action_weights, "2B", "flat"),
+        "predict2_v2w_tiny_action_own_frames": partial(from_action_weights, "tiny", "chunk"),
         "predict2p5_v2w_2b_action_conditioned_fsdp": partial(predict2p5, "2B", "flat"),
         "predict2p5_v2w_2b_action_chunk_conditioned_fsdp": partial(predict2p5, "2B", "chunk"),
         "predict2p5_v2w_tiny_action_conditioned": partial(predict2p5, "tiny", "chunk"),

@@ -49,12 +49,13 @@ def training_entry(
     *,
     is_tiny: bool,
     dit_path: str,
+    tiny_dit_path: str = "",
     model: type[Video2WorldModel] = Video2WorldModel,
     **options: Any,
 ) -> dict[str, Any]:
     """The group entry of a model that trains from these weights, its pipeline without what only inference uses.
 
-    The tiny models begin at random weights: they show that training works from there.
+    The tiny models begin at random weights, unless given: they show that training works from there.
     """
     pipe_config.guardrail_config.enabled = False
     pipe_config.text_encoder = None  # training reads embeddings from its data, or has an encoder of its own
@@ -63,7 +64,7 @@ def training_entry(
     config = config_class(
         precision=pipe_config.precision,
         validation_sigmas=list(TINY_SIGMAS if is_tiny else RELEASED_SIGMAS),
-        model_manager_config=Predict2ModelManagerConfig(dit_path="" if is_tiny else dit_path),
+        model_manager_config=Predict2ModelManagerConfig(dit_path=tiny_dit_path if is_tiny else dit_path),
         pipe_config=pipe_config,
         **options,
     )

@@ -4,10 +4,7 @@
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.configs.action_conditioned.networks import (
-    get_action_dit_path,
-    get_cosmos_predict2_action_conditioned_pipeline,
-)
+from cosmos_predict2.configs.action_conditioned.defaults.model import from_action_weights
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
 from cosmos_predict2.configs.base.config_wan2pt1 import NETS as WAN_NETS
 from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, predict2p5_video2world, training_entry
@@ -27,11 +24,11 @@ def predict2(model_size: str, shard_size: int) -> dict[str, Any]:
         get_cosmos_predict2_video2world_pipeline(model_size=model_size),
         is_tiny=is_tiny,
         dit_path="" if is_tiny else get_dit_path(model_size=model_size),
+        tiny_dit_path=tiny_video2world_path(),
         model=FlowGRPOModel,
         fsdp_shard_size=shard_size,
     )
     if is_tiny:
-        entry["model"].config.model_manager_config.dit_path = tiny_video2world_path()
         entry["model"].config.pipe_config.video_noise_factor = 8.0
     return entry
 
@@ -42,19 +39,8 @@ def with_actions(
     model: type[FlowGRPOModel] = FlowGRPOModel,
 ) -> dict[str, Any]:
     """The group entry of one size of Predict2 with actions, from its released weights, or those of the code."""
-    is_tiny = model_size == "tiny"
-    network = "chunk" if is_tiny else "flat"
-    path = get_action_dit_path(model_size=model_size)
-    entry = training_entry(
-        config_class,
-        get_cosmos_predict2_action_conditioned_pipeline(model_size=model_size, network=network),
-        is_tiny=is_tiny,
-        dit_path=path,
-        model=model,
-        fsdp_shard_size=0 if is_tiny else SHARD_SIZE[model_size],
-    )
-    entry["model"].config.model_manager_config.dit_path = path
-    return entry
+    network = "chunk" if model_size == "tiny" else "flat"
+    return from_action_weights(model_size, network, SHARD_SIZE.get(model_size, 0), config_class, model)
 
 
 def register() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from cosmos_predict2.tools.prepare.agibot.episodes import AgibotSource
 from cosmos_predict2.tools.prepare.agibot.windows import SPLITS, WindowName
-from cosmos_predict2.tools.prepare.records import some, write_text
+from cosmos_predict2.tools.prepare.records import write_text
 from imaginaire import foreign_json
-from imaginaire.errors import DataError
+from imaginaire.errors import DataError, listed
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def write_captions(source: AgibotSource) -> list[str]:
     that was changed by hand stays.
     """
     faults: list[str] = []
-    listed = _listed_captions(source, faults)
+    sheet = _listed_captions(source, faults)
     described: dict[str, dict[str, Described]] = {}
     windows = [
         (split, clip)
@@ -55,9 +55,9 @@ def write_captions(source: AgibotSource) -> list[str]:
     num_captions = 0
     for split in SPLITS:
         clips = [clip for where, clip in windows if where == split]
-        lost = [c.stem for c in clips if not _write_one(source, split, c, listed, described, faults)]
+        lost = [c.stem for c in clips if not _write_one(source, split, c, sheet, described, faults)]
         num_captions += len(clips) - len(lost)
-        names = f"; without one: {some(lost)}" if lost else ""
+        names = f"; without one: {listed(lost)}" if lost else ""
         log.info("%s: %d videos, %d captions%s", source.output / split, len(clips), len(clips) - len(lost), names)
     if not num_captions:
         faults.append(
@@ -106,14 +106,14 @@ def _write_one(
     source: AgibotSource,
     split: str,
     clip: WindowName,
-    listed: Mapping[str, str],
+    sheet: Mapping[str, str],
     described: dict[str, dict[str, Described]],
     faults: list[str],
 ) -> bool:
     """True if the window has a caption now."""
     path = source.output / split / "metas" / f"{clip.stem}.txt"
     there = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
-    text = listed.get(clip.stem, there)
+    text = sheet.get(clip.stem, there)
     if not text:
         if clip.task not in described:
             described[clip.task] = _of_task(source, clip.task, faults)
