@@ -45,6 +45,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier
 from cosmos_predict2.world_model.assembly import network_of
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.config import L
@@ -156,6 +157,15 @@ def chunk(env: WorldModelEnv) -> float:
     return machine.seconds(partial(env.chunk_step, actions))
 
 
+def step_flops(config: Video2WorldPipelineConfig, num_envs: int, size: str) -> int:
+    """Operations of one evaluation of the network for all environments, as far as they have an effect: without the
+    attention to a text of zeros."""
+    height, width, _ = rollout.SETTINGS[size]
+    net = network_of({**config.net, "reads_text": False})
+    shape = (config.state_t, height // 8, width // 8)
+    return forward_flops(net, shape, text_tokens=0, timestep_rows=shape[0], batch_size=num_envs, is_prepared=True).total
+
+
 def time_parts(env: WorldModelEnv) -> machine.Phases:
     """Time what a chunk consists of from now on; the device is waited for after each part."""
     shares, imagination = machine.Phases(), env.imagination
@@ -192,7 +202,7 @@ def measure_released(size: str, num_envs: int, rounds: int) -> None:
         report_chunk("all pictures judged, by part", env, rounds)
         evaluations = rounds * (SAMPLING.num_steps + 1)
         report_parts(shares, rounds)
-        report_step(shares.seconds["network"] / evaluations, env, (height, width), peak)
+        report_step(shares.seconds["network"] / evaluations, step_flops(env.imagination.config, num_envs, size), peak)
         imagine = rollout.published(env.imagination.world, replace(rollout.WAYS[0], one_by_one=False), num_tokens)
         env.imagination.generate_actions = shares.timed("imagine", imagine)  # type: ignore[method-assign]
         shares.seconds.clear()
@@ -228,14 +238,8 @@ def report_parts(shares: machine.Phases, rounds: int) -> None:
     print(f"    {parts}", flush=True)
 
 
-def report_step(seconds: float, env: WorldModelEnv, size: tuple[int, int], peak: float) -> None:
-    """One evaluation of the network beside the fastest matrix product, and beside the data sheet; operations that have
-    no effect do not count, those of the attention to a text of zeros."""
-    config = env.imagination.config
-    net = network_of({**config.net, "reads_text": False})
-    shape = (config.state_t, size[0] // 8, size[1] // 8)
-    how: dict[str, Any] = dict(text_tokens=0, timestep_rows=shape[0], batch_size=env.num_envs, is_prepared=True)
-    flops = forward_flops(net, shape, **how).total
+def report_step(seconds: float, flops: int, peak: float) -> None:
+    """One evaluation of the network beside the fastest matrix product, and beside the data sheet."""
     rate = flops / seconds
     shares = f"{rate / peak:.1%} of the fastest product, {machine.of_data_sheet(rate)} of the data sheet"
     speed = f"{1e3 * seconds:.1f} ms, {flops / 1e12:.4g} TFLOP, {rate / 1e12:.4g} TFLOP/s"

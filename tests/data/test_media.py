@@ -193,7 +193,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(media.storage, "sync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(DataError, match=r"clip\.mp4"):
         media.write_video(path, _clip(3), 10)
     assert path.read_bytes() == before

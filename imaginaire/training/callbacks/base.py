@@ -207,6 +207,9 @@ class CallbackGroup:
     def __getitem__(self, name: str) -> Callback:
         return self.callbacks[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.callbacks
+
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """This rank's state of each callback, by name."""
         return {name: callback.state_dict() for name, callback in self.callbacks.items()}
