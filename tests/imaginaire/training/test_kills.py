@@ -50,7 +50,7 @@ class _Wrapped:
 
 
 def _wrap_storage(root: str, reach: Callable[[str], None]) -> None:
-    create, rename, remove = storage.create, storage.rename, storage.remove
+    create, rename, remove = storage.create, os.replace, storage.remove
 
     def place(path: Any) -> str | None:
         """kind/iter_N.pt or the pointer, for what belongs to the checkpoints; temporaries by their target's name."""
@@ -85,7 +85,7 @@ def _wrap_storage(root: str, reach: Callable[[str], None]) -> None:
         if at is not None:
             reach(f"after removing {at}")
 
-    storage.create, storage.rename, storage.remove = wrapped_create, wrapped_rename, wrapped_remove
+    storage.create, os.replace, storage.remove = wrapped_create, wrapped_rename, wrapped_remove  # type: ignore[assignment]
 
 
 def _wrap_dcp(reach: Callable[[str], None]) -> None:
