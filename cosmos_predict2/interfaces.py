@@ -83,27 +83,13 @@ class Verdict:
 
 
 class Guardrail(Protocol):
-    """A check that may stop a generation. An error inside it counts as unsafe."""
+    """A check that may stop a generation, or hide what a video must not show. An error inside it counts as unsafe.
+
+    It has one or more of ``check_prompt(prompt) -> Verdict``, ``check_video(frames_F_H_W_C) -> Verdict`` and
+    ``postprocess(frames_F_H_W_C) -> Tensor``; frames are uint8.
+    """
 
     name: str
-
-    def check_prompt(self, prompt: str) -> Verdict: ...
-
-
-class VideoGuardrail(Protocol):
-    """The same of a video, uint8 [F, H, W, 3]."""
-
-    name: str
-
-    def check_video(self, frames_F_H_W_C: Tensor) -> Verdict: ...
-
-
-class FrameEditor(Protocol):
-    """Changes what a video must not show, such as faces. An error inside it withholds the video."""
-
-    name: str
-
-    def postprocess(self, frames_F_H_W_C: Tensor) -> Tensor: ...
 
 
 class PromptRefiner(Protocol):

@@ -7,7 +7,6 @@ Names of modules are those of the released file. Widths follow from its shapes.
 import functools
 import itertools
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -182,8 +181,7 @@ class RetinaFace(nn.Module):
         self.body = _Body(body_width)
         self.fpn = _Pyramid([body_width * 8, body_width * 16, body_width * 32], width, slope)
         self.ssh1, self.ssh2, self.ssh3 = (_Context(width, slope) for _ in STRIDES)
-        heads: Mapping[str, int] = {"ClassHead": 2, "BboxHead": 4, "LandmarkHead": 10}
-        for name, numbers in heads.items():
+        for name, numbers in (("ClassHead", 2), ("BboxHead", 4), ("LandmarkHead", 10)):
             setattr(self, name, nn.ModuleList(_Head(width, numbers) for _ in STRIDES))
 
     def forward(self, x_B_C_H_W: Tensor) -> tuple[Tensor, Tensor]:

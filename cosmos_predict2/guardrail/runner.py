@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from cosmos_predict2.interfaces import FrameEditor, Guardrail, PromptRefiner, Verdict, VideoGuardrail
+from cosmos_predict2.interfaces import Guardrail, PromptRefiner, Verdict
 from cosmos_predict2.released import DEFAULT_DIR, GUARDRAIL, LLAMA_GUARD, checkpoint_dir
 from imaginaire import storage
 from imaginaire.config.schema import Section
@@ -100,36 +100,28 @@ def create_prompt_refiner(config: PromptRefinerConfig, *, is_explicit: bool = Fa
     return None
 
 
-class GuardrailRunner:
-    """Several guardrails as one: those of prompts, those of videos, and what edits the frames of a video."""
+METHODS = ("check_prompt", "check_video", "postprocess")
 
-    def __init__(
-        self,
-        guardrails: Sequence[Guardrail] = (),
-        of_videos: Sequence[VideoGuardrail] = (),
-        editors: Sequence[FrameEditor] = (),
-    ) -> None:
-        self.guardrails, self.of_videos, self.editors = tuple(guardrails), tuple(of_videos), tuple(editors)
+
+class GuardrailRunner:
+    """Several guardrails as one."""
+
+    def __init__(self, guardrails: Sequence[Guardrail]) -> None:
+        self.guardrails = tuple(guardrails)
+        if idle := [part for part in guardrails if not any(hasattr(part, name) for name in METHODS)]:
+            raise ConfigError(
+                f"{type(idle[0]).__name__} guards nothing: a guardrail has {', '.join(METHODS)}, or some."
+            )
+
+    def methods(self, name: str) -> list[tuple[str, Callable[[Any], Any]]]:
+        """The names of the guardrails that have this method, with it."""
+        return [(part.name, getattr(part, name)) for part in self.guardrails if hasattr(part, name)]
 
     def run_safety_check(self, prompt: str) -> Verdict:
         """Safe where no guardrail objects; else the first objection, "name: reason"."""
-        if not self.guardrails:
+        if not (checks := self.methods("check_prompt")):
             log.warning("no guardrail is set up: every prompt counts as safe")
-        return _first_objection([(part.name, part.check_prompt) for part in self.guardrails], prompt)
-
-    def check_video(self, frames_F_H_W_C: Tensor) -> Verdict:
-        """The same of a video, uint8 frames."""
-        return _first_objection([(part.name, part.check_video) for part in self.of_videos], frames_F_H_W_C)
-
-    def postprocess(self, frames_F_H_W_C: Tensor) -> Tensor:
-        """The frames as they may be shown."""
-        for editor in self.editors:
-            try:
-                frames_F_H_W_C = editor.postprocess(frames_F_H_W_C)
-            except Exception as error:  # as of a check that fails
-                log.exception("guardrail %s failed", editor.name)
-                raise BlockedError(f"The video was withheld: {editor.name} failed ({error}).") from error
-        return frames_F_H_W_C
+        return _first_objection(checks, prompt)
 
 
 def _first_objection(checks: Sequence[tuple[str, Callable[[Any], Verdict]]], what: Any) -> Verdict:
@@ -148,7 +140,7 @@ def create_text_guardrail_runner(
     checkpoint_dir: str | None = None, offload_model_to_cpu: bool = False, parts: Sequence[str] = (BLOCKLIST,)
 ) -> GuardrailRunner:
     """The guardrails of prompts alone."""
-    return GuardrailRunner(_created(checkpoint_dir, offload_model_to_cpu, parts, "llama_guard").guardrails)
+    return _created(checkpoint_dir, offload_model_to_cpu, parts, "llama_guard")
 
 
 def create_video_guardrail_runner(
@@ -173,7 +165,7 @@ def _created(
     folder: str | None, offload: bool, parts: Sequence[str], *where_downloaded: str, with_networks: bool = True
 ) -> GuardrailRunner:
     """The runner of these parts, and of those others whose folder is there."""
-    found = GuardrailRunner()
+    found: list[Guardrail] = []
     named = [part.lower().replace("-", "_") for part in parts]
     for i, part in enumerate(named):
         if part not in (known := (BLOCKLIST, *NETWORKS)):
@@ -186,18 +178,13 @@ def _created(
     named += [part for part in where_downloaded if storage.is_folder(_place(folder, NETWORKS[part]))]
     for part in dict.fromkeys(named):
         if part == BLOCKLIST:
-            found.guardrails += (Blocklist(folder),)
+            found.append(Blocklist(folder))
         elif with_networks:
             from cosmos_predict2.guardrail import face_blur, judges
 
-            place = _place(folder, NETWORKS[part])
-            if part == "llama_guard":
-                found.guardrails += (judges.LlamaGuard(place, offload),)
-            elif part == "video_filter":
-                found.of_videos += (judges.VideoFilter(place, offload),)
-            else:
-                found.editors += (face_blur.FaceBlur(place, offload),)
-    return found
+            classes: list[Any] = [judges.LlamaGuard, judges.VideoFilter, face_blur.FaceBlur]
+            found += [cls(_place(folder, NETWORKS[part]), offload) for cls in classes if cls.name == part]
+    return GuardrailRunner(found)
 
 
 def _place(folder: str | None, name: str) -> str:
@@ -206,12 +193,19 @@ def _place(folder: str | None, name: str) -> str:
 
 def checked_frames(guardrail: GuardrailRunner | None, frames_C_F_H_W: Tensor) -> Tensor:
     """The uint8 frames of a video as they may be shown; raise BlockedError where the guardrail refuses them."""
-    if guardrail is None or not (guardrail.of_videos or guardrail.editors):
+    checks, editors = ([] if guardrail is None else guardrail.methods(name) for name in ("check_video", "postprocess"))
+    if not checks and not editors:
         return frames_C_F_H_W
     frames_F_H_W_C = frames_C_F_H_W.permute(1, 2, 3, 0).cpu()
-    if not (verdict := guardrail.check_video(frames_F_H_W_C)).is_safe:
+    if not (verdict := _first_objection(checks, frames_F_H_W_C)).is_safe:
         raise BlockedError(f"The video was refused: {verdict.message}.")
-    return guardrail.postprocess(frames_F_H_W_C).permute(3, 0, 1, 2)
+    for name, edit in editors:
+        try:
+            frames_F_H_W_C = edit(frames_F_H_W_C)
+        except Exception as error:  # as of a check that fails
+            log.exception("guardrail %s failed", name)
+            raise BlockedError(f"The video was withheld: {name} failed ({error}).") from error
+    return frames_F_H_W_C.permute(3, 0, 1, 2)
 
 
 def require_safe(guardrail: GuardrailRunner, prompt: str, stage: str = "prompt") -> None:
@@ -241,9 +235,9 @@ def status_line(
         first = f"guardrail: off, asked: {_asked(guardrail_config)}"
         first += f" ({LICENCE_NOTICE})" if is_released and not guardrail_config.enabled else ""
     else:
-        parts: list[Any] = [*guardrail.guardrails, *guardrail.of_videos, *guardrail.editors]
-        first = f"guardrail: {', '.join(map(_described, parts)) or 'nothing'}, asked: {_asked(guardrail_config)}"
-        if absent := [name for name in NETWORKS if name not in [part.name for part in parts]]:
+        parts = ", ".join(_described(part) for part in guardrail.guardrails) or "nothing"
+        first = f"guardrail: {parts}, asked: {_asked(guardrail_config)}"
+        if absent := [name for name in NETWORKS if name not in [part.name for part in guardrail.guardrails]]:
             first += f" (not downloaded: {', '.join(absent)})"
     second = f"prompt refiner: {'off' if refiner is None else 'on'}, asked: {_asked(refiner_config)}"
     return f"{first}; {second}" + (" (not built in yet)" if refiner is None and refiner_config.enabled else "")

@@ -21,7 +21,7 @@ from cosmos_predict2.guardrail.runner import (
     create_video_guardrail_runner,
 )
 from cosmos_predict2.interfaces import Verdict
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, ConfigError
 from tests.guardrail.tiny_guards import make_face_blur, make_llama_guard, make_video_filter, write_classifier
 
 
@@ -235,15 +235,14 @@ def test_another_file_is_no_face_detector(tmp_path: Path) -> None:
 def test_parts_that_were_downloaded_are_used_and_named_ones_must_be_there(root: Path, tmp_path: Path) -> None:
     runner = create_guardrail(GuardrailConfig(checkpoint_dir=str(root)))
     assert runner is not None
-    parts = [*runner.guardrails, *runner.of_videos, *runner.editors]
-    assert [part.name for part in parts] == ["blocklist", "llama_guard", "video_filter", "face_blur"]
+    assert [part.name for part in runner.guardrails] == ["blocklist", "llama_guard", "video_filter", "face_blur"]
     line = status_line(GuardrailConfig(), PromptRefinerConfig(), runner)
     assert "not downloaded" not in line and "video_filter (" in line
     light = create_guardrail(GuardrailConfig(checkpoint_dir=str(root)), with_networks=False)
-    assert light is not None and [part.name for part in light.guardrails] == ["blocklist"] and not light.of_videos
+    assert light is not None and [part.name for part in light.guardrails] == ["blocklist"]
     assert [part.name for part in create_text_guardrail_runner(str(root)).guardrails] == ["blocklist", "llama_guard"]
     of_videos = create_video_guardrail_runner(str(root))
-    assert len(of_videos.of_videos) == len(of_videos.editors) == 1 and not of_videos.guardrails
+    assert [part.name for part in of_videos.guardrails] == ["video_filter", "face_blur"]
     for part in ("Llama-Guard", "video_filter", "Face-Blur"):
         for with_networks in (True, False):
             config = GuardrailConfig(checkpoint_dir=str(tmp_path), parts=["blocklist", part])
@@ -256,32 +255,41 @@ def test_parts_that_were_downloaded_are_used_and_named_ones_must_be_there(root: 
         create_guardrail(GuardrailConfig(checkpoint_dir=str(tmp_path)))  # a download that stopped
 
 
-class _Video:
+class _Eyes:
     name = "eyes"
 
-    def __init__(self, verdict: Verdict | Exception, edited: int | Exception = 0) -> None:
-        self.verdict, self.edited = verdict, edited
+    def __init__(self, verdict: Verdict | Exception) -> None:
+        self.verdict = verdict
 
     def check_video(self, frames_F_H_W_C: Tensor) -> Verdict:
         if isinstance(self.verdict, Exception):
             raise self.verdict
         return self.verdict
 
+
+class _Brush:
+    name = "brush"
+
+    def __init__(self, colour: int | Exception) -> None:
+        self.colour = colour
+
     def postprocess(self, frames_F_H_W_C: Tensor) -> Tensor:
-        if isinstance(self.edited, Exception):
-            raise self.edited
-        return torch.full_like(frames_F_H_W_C, self.edited)
+        if isinstance(self.colour, Exception):
+            raise self.colour
+        return torch.full_like(frames_F_H_W_C, self.colour)
 
 
 def test_a_video_is_refused_edited_or_withheld() -> None:
-    frames = video().permute(3, 0, 1, 2)
-    assert checked_frames(None, frames) is frames and checked_frames(GuardrailRunner(), frames) is frames
-    fine = _Video(Verdict(True), 7)
-    assert torch.equal(checked_frames(GuardrailRunner((), [fine]), frames), frames)
-    assert (checked_frames(GuardrailRunner((), [fine], [fine]), frames) == 7).all()
+    frames, no_memory = video().permute(3, 0, 1, 2), RuntimeError("no memory")
+    assert checked_frames(None, frames) is frames and checked_frames(GuardrailRunner([]), frames) is frames
+    fine = _Eyes(Verdict(True))
+    assert torch.equal(checked_frames(GuardrailRunner([fine]), frames), frames)
+    assert (checked_frames(GuardrailRunner([fine, _Brush(7)]), frames) == 7).all()
     with pytest.raises(BlockedError, match="refused: eyes: too bright"):
-        checked_frames(GuardrailRunner((), [_Video(Verdict(False, "too bright"))], [fine]), frames)
+        checked_frames(GuardrailRunner([_Brush(7), _Eyes(Verdict(False, "too bright"))]), frames)
     with pytest.raises(BlockedError, match=r"eyes: the check failed \(RuntimeError: no memory"):
-        checked_frames(GuardrailRunner((), [_Video(RuntimeError("no memory"))]), frames)
-    with pytest.raises(BlockedError, match=r"withheld: eyes failed \(no memory"):
-        checked_frames(GuardrailRunner((), [], [_Video(Verdict(True), RuntimeError("no memory"))]), frames)
+        checked_frames(GuardrailRunner([_Eyes(no_memory)]), frames)
+    with pytest.raises(ConfigError, match="object guards nothing"):
+        GuardrailRunner([fine, object()])  # type: ignore[list-item]
+    with pytest.raises(BlockedError, match=r"withheld: brush failed \(no memory"):
+        checked_frames(GuardrailRunner([_Brush(no_memory)]), frames)

@@ -235,21 +235,19 @@ class Eyes:
     name = "eyes"
 
     def __init__(self, verdict: Verdict, edit: Any = lambda frames: frames) -> None:
-        self.check_video, self.postprocess = lambda frames: verdict, edit
+        self.check_video, self.postprocess = (lambda frames: verdict), edit
 
 
 def test_a_guardrail_sees_the_video_and_may_edit_it() -> None:
     pipe = make_pipeline()
     video = torch.rand(1, 3, 5, 16, 16) * 2.2 - 1.1
     assert pipe.checked_video(video) is video
-    eyes = Eyes(Verdict(True))
-    pipe.guardrail = GuardrailRunner((), [eyes], [eyes])
+    pipe.guardrail = GuardrailRunner([Eyes(Verdict(True))])
     assert pipe.checked_video(video) is video  # unchanged, and so not rounded
-    black = Eyes(Verdict(True), torch.zeros_like)
-    pipe.guardrail = GuardrailRunner((), [], [black])
+    pipe.guardrail = GuardrailRunner([Eyes(Verdict(True), torch.zeros_like)])
     edited = pipe.checked_video(video)
     assert edited.shape == video.shape and (edited == -1).all()
-    pipe.guardrail = GuardrailRunner((), [Eyes(Verdict(False, "frame 3 shows drugs"))])
+    pipe.guardrail = GuardrailRunner([Eyes(Verdict(False, "frame 3 shows drugs"))])
     with pytest.raises(BlockedError, match="The video was refused: eyes: frame 3 shows drugs"):
         pipe("assets/toy_world/first_frame.png", "push the puck", aspect_ratio="1:1", num_sampling_step=2)
 
