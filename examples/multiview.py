@@ -67,12 +67,6 @@ def with_views(args: argparse.Namespace, choice: Any, jobs: Jobs) -> Jobs:
     return made, settings
 
 
-def pipeline() -> Any:
-    from cosmos_predict2.pipelines.multiview import MultiviewPipeline
-
-    return MultiviewPipeline
-
-
 PROGRAM = Program(
     "Make videos of several cameras of one scene.",
     add_flags,
@@ -80,7 +74,6 @@ PROGRAM = Program(
     settle=settle,
     choose=choose,
     plan=with_views,
-    pipeline=pipeline,
 )
 main = partial(video2world.main, program=PROGRAM)
 

@@ -45,12 +45,6 @@ def choose_video_model(args: argparse.Namespace) -> Any:
     return choose_model(values_of(VideoModel, args), args.input_path)
 
 
-def video_pipeline() -> Any:
-    from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-
-    return Video2WorldPipeline
-
-
 @dataclass(frozen=True)
 class Program:
     """A program of this family: this one, with flags of its own, and steps that change what is made."""
@@ -67,7 +61,6 @@ class Program:
     # (flags, choice of the model, requests and settings of the flags) -> those that are carried out
     plan: Callable[[argparse.Namespace, Any, Jobs], Jobs] = lambda args, choice, jobs: jobs
     after: Callable[[argparse.Namespace, Any, Jobs], None] = lambda args, choice, jobs: None  # with the videos
-    pipeline: Callable[[], Any] = video_pipeline  # its class
 
 
 VIDEO2WORLD = Program()
@@ -175,6 +168,7 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
+    from cosmos_predict2.pipelines.multiview import pipeline_of
     from cosmos_predict2.pipelines.video2world import announce, check_num_gpus
     from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS
@@ -208,7 +202,7 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
     def make_pipeline() -> Any:
         if args.num_gpus > 1 and is_leader:
             announce()
-        return program.pipeline().from_config(
+        return pipeline_of(config).from_config(
             config,
             dit_path,
             use_text_encoder=not args.prompt_embeddings,

@@ -14,29 +14,21 @@ from imaginaire import command_line
 from imaginaire.errors import DataError
 from scripts.get_t5_embeddings import EPILOG, OLDER, add_flags, make_encoder, run_with
 
-_EXAMPLES = """
-A caption that is in metas/ already is kept, and it is what is encoded for its clip.
-
-examples:
-  python -m scripts.get_t5_embeddings_from_waymo --data datasets/waymo
-"""
-
-parser = command_line.parser("scripts.get_t5_embeddings_from_waymo", __doc__, EPILOG + _EXAMPLES, OLDER)
-add = parser.add_argument
-add("--data", default="datasets/waymo", metavar="DIR", help="the folder with videos/CAMERA/")
-add("--prompt", default="A video of car driving on the road.", metavar="TEXT", help="the caption of all clips")
+parser = command_line.parser("scripts.get_t5_embeddings_from_waymo", __doc__, EPILOG, OLDER)
+parser.add_argument("--data", default="datasets/waymo", metavar="DIR", help="the folder with videos/CAMERA/")
+prompt = "the caption of the clips that have none in metas/"
+parser.add_argument("--prompt", default="A video of car driving on the road.", metavar="TEXT", help=prompt)
 add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    root = existing_folder(args.data, "videos")
-    if not (cameras := sorted(path.name for path in (root / "videos").iterdir() if path.is_dir())):
-        raise DataError(f"{root}/videos has no folder of a camera: videos/CAMERA/NAME.mp4 is expected.")
-    make = functools.cache(lambda: make_encoder(args))
+    videos, make = existing_folder(args.data, "videos") / "videos", functools.cache(lambda: make_encoder(args))
     codes = []
-    for camera in cameras:
+    for camera in sorted(path.name for path in videos.iterdir() if path.is_dir()):
         find = functools.partial(captions_of_prompt, prompt=args.prompt, camera=camera)
         codes.append(run_with(args, find, has_metas=False, make=make, camera=camera))
+    if not codes:
+        raise DataError(f"{videos} has no folder of a camera: videos/CAMERA/NAME.mp4 is expected.")
     return max(codes)
 
 

@@ -2,6 +2,7 @@
 """Several cameras of one scene at inference: a text for each view, and frames of each; the videos lie side by side."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.data.views import stacked
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, brought_to_size, input_files
 from cosmos_predict2.text.prompt_embeddings import read_constant_embedding
+from cosmos_predict2.world_model.config import MultiviewPipelineConfig, Video2WorldPipelineConfig
 from imaginaire.errors import ConfigError, DataError
 
 EMBEDDINGS = ".pt"  # of prompts: a file of embeddings [1, V * tokens, width]
@@ -56,7 +58,8 @@ class MultiviewPipeline(Video2WorldPipeline):
                 )
             return rows.to(self.device)
         lines = prompt.split("\n")
-        require_lines(lines, num_views)
+        if len(lines) > num_views or not any(lines):
+            raise ConfigError(f"The prompt has {len(lines)} lines for {num_views} views: one each, empty for none.")
         found = self.world.encode_text([line for line in lines if line], embeddings)
         texts = torch.zeros(num_views, *found.shape[1:]).to(found)
         texts[[i for i, line in enumerate(lines) if line]] = found
@@ -70,22 +73,21 @@ class MultiviewPipeline(Video2WorldPipeline):
         return (video, *rest) if rest else video
 
 
+def pipeline_of(config: Video2WorldPipelineConfig) -> type[Video2WorldPipeline]:
+    """The class of a config's pipeline."""
+    return MultiviewPipeline if isinstance(config, MultiviewPipelineConfig) else Video2WorldPipeline
+
+
 def prompt_of_file(path: str, num_views: int) -> str:
     """The prompt of a .txt with a line for each view, of which empty ones have no text; any other prompt as it is."""
     if not path.endswith(".txt"):
         return path
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.strip() for line in file.read().splitlines()]
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--prompt {path} cannot be read: {error}.") from error
-    require_lines(lines, num_views, path)
-    return "\n".join(lines)
-
-
-def require_lines(lines: Sequence[str], num_views: int, path: str = "") -> None:
-    """Raise for more texts than views, and for none at all; of a file, for any other number."""
-    if len(lines) > num_views or not any(lines) or (path and len(lines) != num_views):
+    if len(lines) != num_views or not any(lines):
         raise ConfigError(
-            f"--prompt {path}has {len(lines)} lines for {num_views} views (--n_views): one for each, empty for none."
+            f"--prompt {path} has {len(lines)} lines for {num_views} views: one for each, empty for none."
         )
+    return "\n".join(lines)

@@ -14,6 +14,8 @@ from cosmos_predict2.interfaces import VideoTokenizer
 class EachView:
     """``tokenizer`` on each of ``num_views``; in all else it is that one."""
 
+    decode_groups = None  # whole clips are decoded
+
     def __init__(self, tokenizer: VideoTokenizer, num_views: int) -> None:
         self.tokenizer, self.num_views = tokenizer, num_views
 
@@ -27,11 +29,6 @@ class EachView:
 
     def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
         return self._of_each(self.tokenizer.decode, latent_B_C_T_H_W)
-
-    @property
-    def decode_groups(self) -> Callable[[Tensor], Tensor] | None:
-        decode = self.tokenizer.decode_groups
-        return None if decode is None else lambda latent: self._of_each(decode, latent)
 
     def to(self, device: torch.device | str) -> "EachView":
         self.tokenizer.to(device)

@@ -4,7 +4,6 @@
 All lengths are those of each view: 29 frames at 10 per second, 8 latent frames.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -30,11 +29,8 @@ from cosmos_predict2.world_model.options import VideoModel
 from imaginaire.config import L
 from imaginaire.errors import ConfigError
 
-VIEWS, FRAMES, RATE = 7, 29, 10
-TINY_VIEWS = 2
-LATENT_FRAMES = 8
-# Published inference gives the network this rate, whatever the clip's.
-CONDITION_FPS = 30.0
+VIEWS, TINY_VIEWS, FRAMES, LATENT_FRAMES, RATE = 7, 2, 29, 8, 10
+CONDITION_FPS = 30.0  # that published inference gives the network, whatever the clip's rate
 MULTIVIEW_SIZES = {
     "2B": Size(NETWORKS["2B multiview"], ("720", "480"), (RATE,), "16:9", "predict2_2b_720"),
     "tiny": Size(TINY_NET, ("48",), (RATE,), "1:1"),
@@ -46,9 +42,9 @@ def get_cosmos_predict2_multiview_pipeline(
 ) -> MultiviewPipelineConfig:
     """The pipeline's config, for the first ``views`` cameras; 0: all of the size's."""
     size, is_tiny = find_size(MULTIVIEW_SIZES, "multi-view", model_size, resolution, fps), model_size == "tiny"
-    views, most = views or (TINY_VIEWS if is_tiny else VIEWS), VIEWS
-    if frames != FRAMES or not 1 <= views <= most:
-        raise ConfigError(f"views={views}, frames={frames}: 1 to {most} views of {FRAMES} frames each.")
+    views = views or (TINY_VIEWS if is_tiny else VIEWS)
+    if frames != FRAMES or not 1 <= views <= VIEWS:
+        raise ConfigError(f"views={views}, frames={frames}: 1 to {VIEWS} views of {FRAMES} frames each.")
     of_video = get_cosmos_predict2_video2world_pipeline(model_size=model_size, resolution=size.resolutions[0])
     shared = {field.name: getattr(of_video, field.name) for field in attrs.fields(Video2WorldPipelineConfig)}
     own = dict(
@@ -93,18 +89,14 @@ def choose_multiview(flags: VideoModel, n_views: int | None) -> Choice:
         config.condition_fps = None
     elif flags.tokenizer_path:
         place_tokenizer(config, flags.tokenizer_path)
-    _take_views(config.net, n_views or (None if card.has_pipeline else 1))
+    known = list(config.net.view_ids)
+    n_views = n_views or (len(known) if card.has_pipeline else 1)
+    if n_views > len(known):
+        raise ConfigError(f"--n_views {n_views}, but this model has {len(known)} views.")
+    config.net.view_ids = known[:n_views]
     trained = card.shape[0] if card.has_pipeline else MULTIVIEW_SIZES[size].resolutions[0]
     config.resolution = flags.resolution or trained
     config.condition_fps = config.condition_fps or config.fps  # --fps is the rate of the mp4
     config.fps = flags.fps or config.fps
     config.guardrail_config.checkpoint_dir = checkpoint_dir()
     return Choice(config, dit_path, size, card, flags.aspect_ratio or MULTIVIEW_SIZES[size].aspect_ratio)
-
-
-def _take_views(net: Any, n_views: int | None) -> None:
-    """Leave the first views of the network."""
-    known: Sequence[int] = net.view_ids
-    if (n_views or 1) > len(known):
-        raise ConfigError(f"--n_views {n_views}, but this model has {len(known)} views.")
-    net.view_ids = list(known)[:n_views]

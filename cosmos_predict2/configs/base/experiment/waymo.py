@@ -21,7 +21,6 @@ from cosmos_predict2.released import tiny_multiview_path
 from imaginaire.config import L, register_experiment
 
 GROUP, PREFIX = "multiview", "predict2_multiview"
-DRAWN = dict(every_n=500, num_sampling_step=35, is_x0=False)
 
 
 def waymo(resolution: str, sac_mode: str, **config: Any) -> dict[str, Any]:
@@ -36,11 +35,14 @@ def waymo(resolution: str, sac_mode: str, **config: Any) -> dict[str, Any]:
         net=dict(view_ids=list(WAYMO_CAMERAS.values()), sac_config=dict(mode=sac_mode)),
     )
     made["config"] |= config
-    run = trainer(100_000, hit_thres=10)
+    run, drawn = (
+        trainer(100_000, hit_thres=10),
+        dict(every_n=500, num_sampling_step=35, is_x0=False, guidance=[0, 2, 7]),
+    )
     run["callbacks"] |= dict(
         device_monitor=dict(every_n=100),
-        every_n_sample_reg=L(DrawSamples)(**DRAWN, guidance=[0, 2, 7], is_ema=False),
-        every_n_sample_ema=L(DrawSamples)(**DRAWN, guidance=[0, 2, 7], is_ema=True),
+        every_n_sample_reg=L(DrawSamples)(**drawn, is_ema=False),
+        every_n_sample_ema=L(DrawSamples)(**drawn, is_ema=True),
     )
     return dict(
         defaults=group_choices(f"{PREFIX}_fsdp_2b_720p_10fps_7views_29frames", data, data),
@@ -54,22 +56,17 @@ def waymo(resolution: str, sac_mode: str, **config: Any) -> dict[str, Any]:
     )
 
 
-VARIANT = "10fps_7views_29frames_waymo5views"
-register_experiment(f"{PREFIX}_training_2b_720p_{VARIANT}", partial(waymo, "720", "predict2_2b_720"))
-register_experiment(f"{PREFIX}_training_2b_480p_{VARIANT}", partial(waymo, "480", "none"))
-register_experiment(f"{PREFIX}_lora_training_2b_720p_{VARIANT}", partial(waymo, "720", "none", **lora(16)))
+for name, made in {
+    "training_2b_720p": partial(waymo, "720", "predict2_2b_720"),
+    "training_2b_480p": partial(waymo, "480", "none"),
+    "lora_training_2b_720p": partial(waymo, "720", "none", **lora(16)),
+}.items():
+    register_experiment(f"{PREFIX}_{name}_10fps_7views_29frames_waymo5views", made)
 TINY = partial(tiny_twin, data="toy_waymo", group=GROUP, model="multiview")
-register_experiment(
-    f"{PREFIX}_training_tiny_waymo5views",
-    partial(TINY, "tiny_waymo5views", numbers=tiny_run(2000, 8, lr=0.03, adam_lr=2e-3)),
-)
-register_experiment(
-    f"{PREFIX}_lora_training_tiny_waymo5views",
-    partial(
-        TINY,
-        "lora_tiny_waymo5views",
-        numbers=tiny_run(750, 8, lr=0.02),
-        model_manager_config=dict(dit_path=tiny_multiview_path()),
-        **lora(16),
-    ),
-)
+numbers, of_adapters = tiny_run(2000, 8, lr=0.03, adam_lr=2e-3), tiny_run(750, 8, lr=0.02)
+adapters = dict(model_manager_config=dict(dit_path=tiny_multiview_path()), **lora(16))
+for name, made in {
+    "training": partial(TINY, "tiny_waymo5views", numbers=numbers),
+    "lora_training": partial(TINY, "lora_tiny_waymo5views", numbers=of_adapters, **adapters),
+}.items():
+    register_experiment(f"{PREFIX}_{name}_tiny_waymo5views", made)
