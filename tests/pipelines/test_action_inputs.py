@@ -165,6 +165,7 @@ def test_jobs_are_imagined_as_if_each_were_alone() -> None:
         transform=SimpleNamespace(dim=1),
         transformed=lambda rows: torch.tensor(rows) - 1,
         config=SimpleNamespace(chunk_size=12),
+        guardrail=None,
     )
     text, negative = torch.ones(1, 2, 8), torch.zeros(1, 2, 8)
     settings = RolloutSettings(history=2, float_hand_over=True)
