@@ -198,7 +198,7 @@ class OwnFramesModel(Video2WorldModel):
     Saves and stops wait for the last chunk of a batch of episodes.
     """
 
-    config_class = Predict2OwnFramesConfig
+    config_class: type[Predict2Video2WorldModelConfig] = Predict2OwnFramesConfig
     config: Predict2OwnFramesConfig
 
     def __init__(self, config: Any) -> None:
@@ -209,16 +209,25 @@ class OwnFramesModel(Video2WorldModel):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         yield from super().check(arguments, context)
         yield from check(arguments["config"], context)
+        yield from cls.check_batches(arguments["config"], context)
+
+    @classmethod
+    def check_batches(cls, config: Any, context: CheckContext) -> Iterator[Finding]:
+        """Findings on the loader's batches of episodes and on the length of the run."""
+        return check_batches(own_frames_of(config), context)
 
     @classmethod
     def passes(cls, config: Any, conditions: int) -> Passes:
-        return passes_of(own_frames_of(config))
+        history, passes = passes_of(own_frames_of(config)), super().passes(config, conditions)
+        if passes is None:
+            return history
+        return replace(passes, rollout=passes.rollout + history.rollout * conditions / passes.clips)
 
     def train_batches(self, dataloader: Any) -> Iterator[Any]:
-        return self.own_frames.parts(dataloader)
+        return super().train_batches(self.own_frames.parts(dataloader))
 
     def at_boundary(self) -> bool:
-        return self.own_frames.left == 0
+        return super().at_boundary() and self.own_frames.left == 0
 
     def data_and_condition(
         self, batch: Mapping[str, Any], generators: Draws, *, is_fixed: bool = False
@@ -262,7 +271,7 @@ def problems(config: Predict2Video2WorldModelConfig) -> Iterator[str]:
 
 
 def check(config: Any, context: CheckContext) -> Iterator[Finding]:
-    """Findings on the histories, on the data that they are of, and on the length of the run."""
+    """Findings on the histories, and on the data that they are of."""
     own, typed = own_frames_of(config), model_config(config)
     for problem in problems(typed):
         yield error(NUMBER_KEY, problem)
@@ -272,6 +281,10 @@ def check(config: Any, context: CheckContext) -> Iterator[Finding]:
         have, least = data.get("num_frames"), length + (own.chunks - 1) * step
         if isinstance(have, int) and have < least:
             yield error(key, f"num_frames={have}, but {KEY}.chunks={own.chunks} need {least}", f"Set it to {least}")
+
+
+def check_batches(own: OwnFramesConfig, context: CheckContext) -> Iterator[Finding]:
+    """Findings on batches of episodes that are trained on some at a time, and on the length of the run."""
     run = context.config
     if run is None or not isinstance(run.dataloader_train, Mapping):
         return
