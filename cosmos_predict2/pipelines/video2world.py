@@ -35,10 +35,9 @@ from cosmos_predict2.guardrail.runner import (
 )
 from cosmos_predict2.interfaces import PromptRefiner
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.pipelines.recorded_run import with_trained_text
 from cosmos_predict2.released import download_command
 from cosmos_predict2.tokenizers.sizes import pixel_frames, size_of
-from cosmos_predict2.world_model.assembly import check_parts
+from cosmos_predict2.world_model.assembly import check_parts, with_trained_text
 from cosmos_predict2.world_model.config import EMAConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.options import OF_MODEL, VideoForm
 from cosmos_predict2.world_model.parallelize import ContextParallel
@@ -339,24 +338,16 @@ class LeadingWorld(WorldModel):
         given_B_C_T_H_W: Tensor,
         num_given: int,
         *,
-        seed: int | Sequence[int] = 0,
         options: SamplingOptions = GUIDED,
         on_step: OnStep | None = None,
-        is_without_text: bool = False,
+        **others: Any,
     ) -> Tensor:
-        sent = {"seed": seed, "options": replace(options, progress=False), "is_without_text": is_without_text}
+        sent = {"options": replace(options, progress=False), **others}
         on_host = {name: value.cpu() for name, value in batch.items()}
         distributed.broadcast_object((on_host, given_B_C_T_H_W.cpu(), num_given, sent))
+        given = (batch, given_B_C_T_H_W, num_given)
         try:
-            return super().generate_latents(
-                batch,
-                given_B_C_T_H_W,
-                num_given,
-                seed=seed,
-                options=options,
-                on_step=on_step,
-                is_without_text=is_without_text,
-            )
+            return super().generate_latents(*given, options=options, on_step=on_step, **others)
         except (UserError, OSError, torch.OutOfMemoryError) as error:
             raise SpreadError(f"Rank 0 failed in sampling: {error}") from error
 

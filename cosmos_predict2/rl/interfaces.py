@@ -8,12 +8,12 @@ Optional members of a protocol have their values in a class of defaults beside i
 of yours may lack them, and get them by `completed` where they come in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract
 from imaginaire import buildable
@@ -140,28 +140,25 @@ class Velocities:
     velocity_B_L_K_N: Tensor
 
 
-# How far two log-probabilities of an element may be apart on average, in nats: the same formula, rounded otherwise in
-# batches of other sizes. By the precision of the weights. On CPUs the tiny policies differ by 2e-7 in both precisions;
-# these bounds are guesses for GPUs, where float32 products are TF32 and kernels depend on the batch.
-TOLERANCE, OF_HALF = 5e-3, 0.05
-
-
-def tolerance_of(policy: Any) -> float:
-    """The tolerance of the lowest precision among the weights."""
-    weights = policy.parameters() if isinstance(policy, nn.Module) else ()
-    is_half = any(weight.dtype not in (torch.float32, torch.float64) for weight in weights)
-    return OF_HALF if is_half else TOLERANCE
-
-
-def difference(drawn_B_K_N: Tensor, computed_B_K_N: Tensor) -> float:
-    """Mean distance of the elements of two log-probabilities; infinite where their shapes differ."""
-    if drawn_B_K_N.shape != computed_B_K_N.shape:
-        return float("inf")
-    return float((drawn_B_K_N.float() - computed_B_K_N.float()).abs().mean())
-
-
 class ContractError(AssertionError):
     """A policy or an environment that does not keep its contract: which rule, and what was found."""
+
+
+def require(is_kept: bool, found: str) -> None:
+    """Raise `ContractError` where a rule is not kept."""
+    if not is_kept:
+        raise ContractError(found)
+
+
+def require_rules(rules: Iterable[Callable[..., None]], *case: Any) -> None:
+    """Raise `ContractError` with the name of the first of these functions that refuses the case."""
+    for rule in rules:
+        try:
+            rule(*case)
+        except ContractError as error:
+            raise ContractError(f"{rule.__name__}: {error}") from None
+        except Exception as error:  # of the policy's or the environment's own code
+            raise ContractError(f"{rule.__name__}: {type(error).__name__}: {error}") from error
 
 
 class Policy(Protocol):
@@ -190,9 +187,9 @@ class Policy(Protocol):
 
     cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None
 
-    def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
+    on_trainer_step: Callable[[int], None] | None
 
-    def on_trainer_step(self, iteration: int) -> None: ...
+    def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
 
     def act(
         self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
@@ -216,11 +213,10 @@ class PolicyDefaults:
     contract: ActionContract = UNKNOWN  # names and rate of these recordings' actions
     velocities: Callable[[Mapping[str, Tensor], Tensor, Generators], Velocities] | None = None
     cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None = None
+    on_trainer_step: Callable[[int], None] | None = None
 
     def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return record
-
-    def on_trainer_step(self, iteration: int) -> None: ...
 
 
 class VecEnv(Protocol):

@@ -7,9 +7,9 @@ the reward. Each kind defines `collect`, `minibatches` and `part_loss`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -55,6 +55,49 @@ class Experience:
             "advantage_max": float(self.advantage_G_M.max()),
             "advantage_min": float(self.advantage_G_M.min()),
         }
+
+
+# --- records: dataclasses and dictionaries of tensors, a row for each sample
+
+
+def joined(parts: Sequence[Any], done: dict[int, Tensor] | None = None) -> Any:
+    """Dataclasses of tensors, one after the other along the batch; what is no tensor is taken from the first.
+
+    A tensor that is in several places, as a state that one step ends in and the next begins with, stays one: ``done``
+    has those of this call.
+    """
+    first, done = parts[0], {} if done is None else done
+    if isinstance(first, Tensor):
+        if id(first) not in done:
+            done[id(first)] = torch.cat(list(parts))
+        return done[id(first)]
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [one.name for one in fields(first)]
+        return replace(first, **{name: joined([getattr(part, name) for part in parts], done) for name in names})
+    if isinstance(first, dict):
+        return {key: joined([part[key] for part in parts], done) for key in first}
+    return first
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Tensor] | None = None) -> Any:
+    """A tensor, or a mapping or dataclass with each of its tensors, after a change, made once where it is in several
+    places; what else there is stays."""
+    done = {} if done is None else done
+    if isinstance(value, Tensor):
+        if id(value) not in done:
+            done[id(value)] = change(value)
+        return done[id(value)]
+    if isinstance(value, dict):
+        return {key: mapped(one, change, done) for key, one in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in fields(value)]
+        return replace(value, **{name: mapped(getattr(value, name), change, done) for name in names})
+    return value
+
+
+def rows_of(value: Any, rows: slice | Tensor) -> Any:
+    """Some rows of a record."""
+    return mapped(value, lambda tensor: tensor[rows])
 
 
 class WeightCopy:

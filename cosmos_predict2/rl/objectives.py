@@ -17,6 +17,7 @@ Letters: B clips, or decisions, of which K rows stand for their actions and N ar
 the level of a ratio leaves of them. Of decisions, what is called _B below is [B, K', N'].
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -468,6 +469,7 @@ OBJECTIVES = shipped(
 )
 
 
+@functools.cache
 def objective_of(name: str) -> Objective:
     """The objective of a name, or at module:name."""
     found = resolve(name, "objective")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network of a world model, built without memory and filled with the weights that training starts from; and checks
-that all parts can be built: weights that are there and fit, attention of the device.
+"""The network of a world model, built without memory and filled with the weights that training starts from; the text
+that weights were trained with; and checks that all parts can be built: weights that are there and fit, attention of the
+device.
 
 Of a sharded network no rank ever holds more than its part and one tensor of a file. What is drawn follows from the
 seed, the parameter's name and the place in it, so that every layout of processes starts from the same numbers.
@@ -10,28 +11,37 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints import load_dit
-from cosmos_predict2.checkpoints.card import TOKENIZER, ModelCard, read_card
+from cosmos_predict2.checkpoints.card import TEXT_ENCODER, TOKENIZER, ModelCard, name_of, read_card
 from cosmos_predict2.checkpoints.dit_loading import FILES, check_dit, part_differences, unregistered
 from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS, clean_name
 from cosmos_predict2.nn.blocks import check_attention, choose_attention
 from cosmos_predict2.nn.dit import COUNTERS, DiT
 from cosmos_predict2.nn.layers import HasBuffers, Start, starts
-from imaginaire import random
+from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.text.tiny_reason1 import TINY
+from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, EncoderName, TrainedText, parse_name
+from imaginaire import random, storage
 from imaginaire.buildable import arguments_of, target_of
 from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
+from imaginaire.config.lazy_config import LazyCall
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext
 from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
+
+PipelineConfig = TypeVar("PipelineConfig", bound=Any)
 
 NETWORK_KEY = "model.config.pipe_config.net"
 NO_NETWORK = "not set: choose a model (model=NAME) or a network (net=NAME)"
@@ -174,6 +184,65 @@ def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:
         low, high = max(first, rows.start), min(end, rows.stop)
         part = (slice(low - first, high - first), *others)
         local[low - rows.start : high - rows.start].copy_(drawn[part])
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def with_trained_text(config: PipelineConfig, sources: Sequence[str]) -> PipelineConfig:
+    """The pipeline's config with the text of the last of these weights that records one, unless it has one."""
+    if config.num_text_tokens is None:
+        for path in reversed(sources):
+            if (card := read_card(path)).texts:
+                config = attrs.evolve(config)
+                apply_text(card, config)
+                break
+    return config
+
+
+def apply_text(card: ModelCard, config: Any) -> None:
+    """Make a pipeline's config give the network its text as in training."""
+    if (count := len(card.texts)) > 1:
+        kinds = "; ".join(map(str, card.texts))
+        log.warning(
+            "%s: trained with texts of %d kinds (%s): a prompt is encoded as the first", card.source, count, kinds
+        )
+    follow_text(config, card.texts[0], card.source, card.pipeline.get(TEXT_ENCODER))
+
+
+def follow_text(config: Any, text: TrainedText, whose: str, recorded: Mapping[str, Any] | None = None) -> None:
+    """Make a pipeline's config give the network this text; ``whose`` names the weights for the log, ``recorded`` is the
+    node of the encoder that they were trained with."""
+    config.num_text_tokens, config.text_encoder_name = text.num_tokens, text.encoder
+    log.info("text: %s, as %s was trained", text, whose)
+    name = parse_name(text.encoder)
+    if config.text_encoder is None or name.kind in ("", NO_TEXT):
+        return
+    if name.kind not in KINDS:
+        config.text_encoder = None  # encoding a prompt is an error that names the encoder
+    elif isinstance(config.text_encoder, Mapping):
+        config.text_encoder = _encoder_node(config.text_encoder, name, text, recorded or {})
+
+
+def _encoder_node(node: Any, name: EncoderName, text: TrainedText, recorded: Mapping[str, Any]) -> Any:
+    """The lazy node of the encoder, with the arguments that the config has for one of its class, and more than these
+    those of training; its folder is that of training where it is here, whose content the encoder's name is held to."""
+    cls = KINDS[name.kind]
+    known = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
+    if target_of(node) is not cls:
+        known = {}
+    if recorded.get("_target_") == name_of(cls):
+        trained = {key: value for key, value in recorded.items() if not key.startswith("_") and value is not None}
+        path = str(trained.get("path", ""))
+        is_here = path == TINY or storage.is_folder(path)
+        known |= {key: value for key, value in trained.items() if key != "device" and (is_here or key != "path")}
+    if cls is BytesEncoder:
+        return LazyCall(cls)(**{**known, "num_tokens": text.encoder_tokens, "width": text.width})
+    known.setdefault("path", get_t5_model_dir() if cls is T5Encoder else get_reason1_encoder_dir())
+    known["max_length"] = text.encoder_tokens
+    if name.dtype and not known.get("dtype"):
+        known["dtype"] = name.dtype
+    return LazyCall(cls)(**known)
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
 from cosmos_predict2.tokenizers.each_view import EachView
 from cosmos_predict2.tokenizers.sizes import latent_frame, latent_frames, pixel_frames
 from cosmos_predict2.world_model.assembly import network_of, other_parts, settle_attention
-from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig, WanPipelineConfig
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
 from cosmos_predict2.world_model.objectives import Predict, SamplingPath, Student, chosen_solver, objective_of
 from cosmos_predict2.world_model.options import GUIDED, UNGUIDED, SamplingOptions
@@ -270,7 +270,7 @@ class WorldModel:
         if self.net.image_channels is None:
             return {}
         if self._image_encoder is None:
-            encoder = getattr(self.config, "image_encoder", None)
+            encoder = self.config.image_encoder if isinstance(self.config, WanPipelineConfig) else None
             if encoder is None:
                 raise ConfigError("pipe_config.image_encoder is null, but the network reads features of a picture.")
             self._image_encoder = lazy_config.instantiate(encoder)

@@ -19,7 +19,7 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text import TrainingTextConfig, data_text, data_text_problems, text_of_config
-from cosmos_predict2.pipelines.recorded_run import apply_card, with_trained_text
+from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
@@ -34,6 +34,7 @@ from cosmos_predict2.text.trained_text import (
     parse_name,
     with_tokens,
 )
+from cosmos_predict2.world_model.assembly import with_trained_text
 from cosmos_predict2.world_model.options import VideoModel
 from cosmos_predict2.world_model.world_model import SamplingOptions
 from examples.video2world import parse, prepare

@@ -25,7 +25,7 @@ from cosmos_predict2.configs.base.config_wan2pt1 import get_wan2pt1_pipeline
 from cosmos_predict2.configs.base.sizes import TINY_SHIFT, Size
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, place_tokenizer, read_and_warn
+from cosmos_predict2.pipelines.recorded_run import apply_card, place_tokenizer, read_and_warn
 from cosmos_predict2.released import (
     NETWORKS,
     get_cosmos_predict2_video2world_checkpoint,
@@ -43,6 +43,7 @@ from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.tokenizers.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+from cosmos_predict2.world_model.assembly import apply_text
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import Student, is_student
 from cosmos_predict2.world_model.options import Model, SamplingOptions, VideoModel

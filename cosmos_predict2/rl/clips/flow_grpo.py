@@ -29,16 +29,14 @@ from cosmos_predict2.rl.clips.rollout import (
     Samples,
     chain_path,
     check_chain,
-    joined,
     judge,
     order,
     roll_out,
-    rows_of,
 )
 from cosmos_predict2.rl.clips.scoring import ClipRewards, Groups, check_data
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, check_steps, passes_of, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Ticket
-from cosmos_predict2.rl.learner import Experience, Facts, RLModel
+from cosmos_predict2.rl.learner import Experience, Facts, RLModel, joined, rows_of
 from cosmos_predict2.rl.objectives import SMALLEST_TIME
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, objective_of

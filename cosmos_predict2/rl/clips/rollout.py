@@ -13,7 +13,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any, Literal, cast
 
@@ -25,7 +25,7 @@ from cosmos_predict2.diffusion.rectified_flow import add_noise, flow_time
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, Chain, ChurnChain, FlowChain, Normal, log_ratio
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import ANY, KEY, RLConfig
-from cosmos_predict2.rl.learner import require_ratio_one
+from cosmos_predict2.rl.learner import joined, mapped, require_ratio_one
 from cosmos_predict2.rl.objectives import Clipped, FreshNoise, RatioStep, WithoutRatio, objective_of
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, Objective
 from cosmos_predict2.world_model.options import SamplingOptions
@@ -208,46 +208,6 @@ class Rollout:
         samples = replace(joined([part.samples for part in parts]), conditions=Conditions(condition, other, draws.rows))
         latents = torch.cat([part.true_latents for part in parts])
         return Rollout(samples, latents, reduce(Condition.stacked_with, [p.data_condition for p in parts]), draws)
-
-
-def joined(parts: Sequence[Any], done: dict[int, Tensor] | None = None) -> Any:
-    """Dataclasses of tensors, one after the other along the batch; what is no tensor is taken from the first.
-
-    A tensor that is in several places, as a state that one step ends in and the next begins with, stays one: ``done``
-    has those of this call.
-    """
-    first, done = parts[0], {} if done is None else done
-    if isinstance(first, Tensor):
-        if id(first) not in done:
-            done[id(first)] = torch.cat(list(parts))
-        return done[id(first)]
-    if is_dataclass(first) and not isinstance(first, type):
-        names = [one.name for one in fields(first)]
-        return replace(first, **{name: joined([getattr(part, name) for part in parts], done) for name in names})
-    if isinstance(first, dict):
-        return {key: joined([part[key] for part in parts], done) for key in first}
-    return first
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Tensor] | None = None) -> Any:
-    """A tensor, or a mapping or dataclass with each of its tensors, after a change, made once where it is in several
-    places; what else there is stays."""
-    done = {} if done is None else done
-    if isinstance(value, Tensor):
-        if id(value) not in done:
-            done[id(value)] = change(value)
-        return done[id(value)]
-    if isinstance(value, dict):
-        return {key: mapped(one, change, done) for key, one in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in fields(value)]
-        return replace(value, **{name: mapped(getattr(value, name), change, done) for name in names})
-    return value
-
-
-def rows_of(value: Any, rows: slice) -> Any:
-    """The same for some rows of the batch."""
-    return mapped(value, lambda tensor: tensor[rows])
 
 
 def order(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.first_frames import whole_pictures
-from cosmos_predict2.rl.interfaces import ContractError, EnvDefaults, VecEnv, completed, rows_of
+from cosmos_predict2.rl.interfaces import ContractError, EnvDefaults, VecEnv, completed, require, require_rules, rows_of
 from imaginaire.errors import DataError
 
 PICTURES = ("full_image", "wrist_image")
@@ -35,13 +35,7 @@ def check_environment(env: VecEnv, *, picture_levels: int = 0) -> None:
     ``picture_levels`` is how far pictures may differ, of 255, where environments are stepped in another company: above
     0 for one that computes them in batches. Draws are seeded and few; the rules hold for all.
     """
-    for rule in RULES:
-        try:
-            rule(completed(env, EnvDefaults), picture_levels)
-        except ContractError as error:
-            raise ContractError(f"{rule.__name__}: {error}") from None
-        except Exception as error:  # of the environment's own code
-            raise ContractError(f"{rule.__name__}: {type(error).__name__}: {error}") from error
+    require_rules(RULES, completed(env, EnvDefaults), picture_levels)
 
 
 # --- rules
@@ -50,12 +44,12 @@ def check_environment(env: VecEnv, *, picture_levels: int = 0) -> None:
 def check_metadata(env: VecEnv, levels: int) -> None:
     """metadata has suite, action_dim, chunk and max_steps, and there are three environments or more."""
     missing = [key for key in METADATA if key not in env.metadata]
-    _require(not missing, f"metadata lacks {missing}")
+    require(not missing, f"metadata lacks {missing}")
     numbers = {key: env.metadata[key] for key in METADATA[1:]}
-    _require(all(isinstance(n, int) and n >= 1 for n in numbers.values()), f"metadata {numbers}: whole numbers above 0")
+    require(all(isinstance(n, int) and n >= 1 for n in numbers.values()), f"metadata {numbers}: whole numbers above 0")
     cost = env.metadata.get("reset_chunks", 0)
-    _require(isinstance(cost, int) and cost >= 0, f"metadata has reset_chunks={cost!r}: a whole number, 0 or more")
-    _require(env.num_envs >= 3, f"num_envs={env.num_envs}: check it with 3 at least")
+    require(isinstance(cost, int) and cost >= 0, f"metadata has reset_chunks={cost!r}: a whole number, 0 or more")
+    require(env.num_envs >= 3, f"num_envs={env.num_envs}: check it with 3 at least")
 
 
 def check_observations(env: VecEnv, levels: int) -> None:
@@ -64,9 +58,9 @@ def check_observations(env: VecEnv, levels: int) -> None:
     first = _form(observed, env.num_envs)
     observed, *_ = env.chunk_step(_actions(env))
     then = _form(observed, env.num_envs)
-    _require(then == first, f"observations are {first} and then {then}")
+    require(then == first, f"observations are {first} and then {then}")
     two, _ = env.reset(options={"env_ids": [2, 0], "trial_ids": [0, 1]})
-    _require(_form(two, 2) == first, "an observation of two environments has another form than that of all")
+    require(_form(two, 2) == first, "an observation of two environments has another form than that of all")
 
 
 def check_values_of_a_step(env: VecEnv, levels: int) -> None:
@@ -85,7 +79,7 @@ def check_values_of_a_step(env: VecEnv, levels: int) -> None:
     for name in ("success", "active"):
         _require_tensor(f"info['{name}']", info[name], shape[:1], torch.bool)
     _require_tensor("info['finish_step']", info["finish_step"], shape[:1], None)
-    _require(not (terminated & truncated).any(), "a step is both terminated and truncated: success wins")
+    require(not (terminated & truncated).any(), "a step is both terminated and truncated: success wins")
 
 
 def check_others_are_untouched(env: VecEnv, levels: int) -> None:
@@ -103,7 +97,7 @@ def check_subset_reset(env: VecEnv, levels: int) -> None:
     env.chunk_step(_actions(env))
     found, info = env.reset(options=_options(env, [1]))
     _require_equal("an environment that was reset alone", found, rows_of(expected, [1]), levels)
-    _require(bool(info["active"].all()), "info['active'] is false after a reset")
+    require(bool(info["active"].all()), "info['active'] is false after a reset")
 
 
 def check_episodes_end(env: VecEnv, levels: int) -> None:
@@ -113,14 +107,14 @@ def check_episodes_end(env: VecEnv, levels: int) -> None:
     for _ in range(-(-env.metadata["max_steps"] // env.metadata["chunk"])):
         _, _, terminated, truncated, info = env.chunk_step(_actions(env))
         ended = terminated | truncated
-        _require(not (ended & ~info["executed"]).any(), "an end is flagged at an action that was not executed")
+        require(not (ended & ~info["executed"]).any(), "an end is flagged at an action that was not executed")
         ends += ended.sum(dim=1)
         executed += info["executed"].sum(dim=1)
-    _require(bool((ends == 1).all()), f"max_steps were executed, and episodes ended {ends.tolist()} times: once each")
-    _require(not info["active"].any(), "info['active'] is true after max_steps")
+    require(bool((ends == 1).all()), f"max_steps were executed, and episodes ended {ends.tolist()} times: once each")
+    require(not info["active"].any(), "info['active'] is true after max_steps")
     finish = info["finish_step"].float()
-    _require(torch.equal(finish, executed), f"finish_step is {finish.tolist()}, executed were {executed.tolist()}")
-    _require(bool((executed <= env.metadata["max_steps"]).all()), "more than max_steps were executed")
+    require(torch.equal(finish, executed), f"finish_step is {finish.tolist()}, executed were {executed.tolist()}")
+    require(bool((executed <= env.metadata["max_steps"]).all()), "more than max_steps were executed")
 
 
 def check_a_finished_episode_stays(env: VecEnv, levels: int) -> None:
@@ -129,10 +123,10 @@ def check_a_finished_episode_stays(env: VecEnv, levels: int) -> None:
     for _ in range(2):
         found, reward, terminated, truncated, after = env.chunk_step(_actions(env, 3))
         _require_equal("the observation of a finished episode", found, last, 0)
-        _require(not reward.any() and not after["executed"].any(), "a finished episode executes or earns something")
-        _require(not (terminated | truncated).any(), "a finished episode ends again")
+        require(not reward.any() and not after["executed"].any(), "a finished episode executes or earns something")
+        require(not (terminated | truncated).any(), "a finished episode ends again")
         for name in ("success", "finish_step"):
-            _require(torch.equal(after[name], info[name]), f"info['{name}'] of a finished episode changes")
+            require(torch.equal(after[name], info[name]), f"info['{name}'] of a finished episode changes")
 
 
 def check_success_wins(env: VecEnv, levels: int) -> None:
@@ -142,8 +136,8 @@ def check_success_wins(env: VecEnv, levels: int) -> None:
     for _ in range(-(-env.metadata["max_steps"] // env.metadata["chunk"])):
         _, _, terminated, truncated, info = env.chunk_step(_actions(env))
         ended = [ended[0] | terminated.any(dim=1), ended[1] | truncated.any(dim=1)]
-    _require(torch.equal(ended[0], info["success"]), "terminated and info['success'] of finished episodes differ")
-    _require(torch.equal(ended[1], ~info["success"]), "an episode without success is not truncated")
+    require(torch.equal(ended[0], info["success"]), "terminated and info['success'] of finished episodes differ")
+    require(torch.equal(ended[1], ~info["success"]), "an episode without success is not truncated")
 
 
 def check_episodes_of_different_age(env: VecEnv, levels: int) -> None:
@@ -157,7 +151,7 @@ def check_episodes_of_different_age(env: VecEnv, levels: int) -> None:
         info = env.chunk_step(actions)[4]
     found, expected = info["finish_step"].tolist(), expected.tolist()
     text = "one began anew while others were at their first step: finish_step is"
-    _require(found == expected, f"{text} {found}, not {expected}")
+    require(found == expected, f"{text} {found}, not {expected}")
 
 
 def check_execute(env: VecEnv, levels: int) -> None:
@@ -166,7 +160,7 @@ def check_execute(env: VecEnv, levels: int) -> None:
     _reset(env)
     info = env.chunk_step(_actions(env), execute=count)[4]
     expected = torch.arange(env.metadata["chunk"]) < count
-    _require(bool((info["executed"] == expected).all()), f"execute={count}, but info['executed'] is {info['executed']}")
+    require(bool((info["executed"] == expected).all()), f"execute={count}, but info['executed'] is {info['executed']}")
 
 
 def check_actions_are_clipped(env: VecEnv, levels: int) -> None:
@@ -197,9 +191,9 @@ def check_same_numbers_same_episode(env: VecEnv, levels: int) -> None:
     _require_equal("the start of the same trials", firsts[1], firsts[0], 0)
     _require_step("the same episode", results[1], results[0], 0)
     other, _ = env.reset(options={"trial_ids": [7, 8, 9, *range(10, 7 + env.num_envs)]})
-    _require(not torch.equal(other["full_image"], firsts[0]["full_image"]), "another trial shows the same pictures")
+    require(not torch.equal(other["full_image"], firsts[0]["full_image"]), "another trial shows the same pictures")
     sentences = set(_reset(env)[0]["task_description"])
-    _require(len(sentences) == 1, "the sentence of one task differs between environments")
+    require(len(sentences) == 1, "the sentence of one task differs between environments")
 
 
 def check_order_does_not_matter(env: VecEnv, levels: int) -> None:
@@ -233,11 +227,11 @@ def check_frames(env: VecEnv, levels: int) -> None:
         _reset(env)
         actions = _actions(env)
         observed, *_, info = env.chunk_step(actions)
-        _require("frames" in info, "keep_frames is true, but info has no 'frames' after chunk_step")
+        require("frames" in info, "keep_frames is true, but info has no 'frames' after chunk_step")
         whole = whole_pictures(observed, len(env.views))
         _require_tensor("info['frames']", info["frames"], (*actions.shape[:2], *whole.shape[1:]), torch.uint8)
         is_last = torch.equal(info["frames"][:, -1].cpu(), whole.cpu())
-        _require(is_last, "the last of info['frames'] is not the observed full_image")
+        require(is_last, "the last of info['frames'] is not the observed full_image")
     finally:
         env.keep_frames = before
 
@@ -247,7 +241,7 @@ def check_state_round_trip(env: VecEnv, levels: int) -> None:
     _reset(env)
     env.chunk_step(_actions(env)[[0]], env_ids=[0])
     state = env.get_state()
-    _require(isinstance(state, bytes), f"get_state gives {type(state).__name__}, not bytes")
+    require(isinstance(state, bytes), f"get_state gives {type(state).__name__}, not bytes")
     expected = env.chunk_step(_actions(env, 1))
     env.reset(options={"trial_ids": [11, *range(12, 11 + env.num_envs)]})
     env.load_state(state)
@@ -261,32 +255,11 @@ def check_closing_twice(env: VecEnv, levels: int) -> None:
 
 
 RULES: list[Callable[[VecEnv, int], None]] = [
-    check_metadata,
-    check_observations,
-    check_values_of_a_step,
-    check_others_are_untouched,
-    check_subset_reset,
-    check_episodes_end,
-    check_a_finished_episode_stays,
-    check_success_wins,
-    check_episodes_of_different_age,
-    check_execute,
-    check_actions_are_clipped,
-    check_same_numbers_same_episode,
-    check_order_does_not_matter,
-    check_company_does_not_matter,
-    check_frames,
-    check_state_round_trip,
-    check_closing_twice,
+    rule for name, rule in [*globals().items()] if name.startswith("check_") and rule is not check_environment
 ]
 
 
 # --- parts
-
-
-def _require(is_kept: bool, found: str) -> None:
-    if not is_kept:
-        raise ContractError(found)
 
 
 def _options(env: VecEnv, env_ids: Sequence[int] | None) -> dict[str, list[int]]:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import Trajectories
-from cosmos_predict2.rl.interfaces import LogProb, Policy, PolicyDefaults, Velocities, completed, difference
-from cosmos_predict2.rl.learner import Facts
+from cosmos_predict2.rl.interfaces import LogProb, Policy, PolicyDefaults, Velocities, completed
+from cosmos_predict2.rl.learner import Facts, rows_of
 from cosmos_predict2.rl.objectives import (
     LARGEST_ADVANTAGE,
     OF_EPISODES,
@@ -40,6 +40,7 @@ from cosmos_predict2.rl.objectives import (
     rows_of_actions,
     token_mean,
 )
+from cosmos_predict2.rl.policies.network import difference
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, TrainingError
 
@@ -56,10 +57,6 @@ class FreshDraws:
     seed_B: Tensor
     v_old_B_L_K_N: Tensor | None = None  # by the sampling policy; None: the weights are still those
     v_reference_B_L_K_N: Tensor | None = None
-
-    def rows(self, rows: Tensor) -> "FreshDraws":
-        """Those of some of the decisions."""
-        return FreshDraws(*(None if value is None else value[rows] for value in vars(self).values()))  # type: ignore[arg-type]
 
 
 def misfits(policy: Any, rl: VLARLConfig) -> Iterator[tuple[str, str]]:
@@ -149,12 +146,6 @@ class Decisions:
     is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
     teaches: bool = True  # there is something to learn in its minibatch, on any rank
     facts: Facts = field(default_factory=dict)
-
-    def rows(self, rows: Tensor) -> "Decisions":
-        """Some of them."""
-        found: Any = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        record = {name: value[rows] for name, value in self.record.items()}
-        return replace(self, record=record, fresh=None if self.fresh is None else self.fresh.rows(rows), **found)
 
 
 def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
@@ -247,7 +238,7 @@ def velocities(
     num, found = len(next(iter(record.values()))), []
     for some in rows.split(size):
         part = {key: value[some].to(device) for key, value in record.items()}
-        found.append(predicted(policy, part, fresh.rows(some)).velocity_B_L_K_N.cpu())
+        found.append(predicted(policy, part, rows_of(fresh, some)).velocity_B_L_K_N.cpu())
     return _in_rows(rows, found, num)
 
 
@@ -280,7 +271,7 @@ def in_minibatches(whole: Decisions, rows: Tensor, rl: VLARLConfig, seed: int, f
             share *= float(computed / every.clamp(min=1))
             is_of_episodes = whole.episode_sum_B is not None  # which have their shares in the sums
             yield replace(
-                whole.rows(micro),
+                rows_of(whole, micro),
                 share=1.0 if is_of_episodes else share,
                 is_before_update=number == 0,
                 teaches=takes_steps and bool(of_all[number] > 0),

@@ -53,11 +53,18 @@ from cosmos_predict2.rl.episodes.episodes import (
 )
 from cosmos_predict2.rl.episodes.policy_evaluation import Evaluation, Rate, draws_of, played_along
 from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
-from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed, tolerance_of
+from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import chosen, groups_within, objective_of
 from cosmos_predict2.rl.policies.files import about_of, remember
-from cosmos_predict2.rl.policies.network import cast, check_sharding, deciding, gathered, parallelize_policy
+from cosmos_predict2.rl.policies.network import (
+    cast,
+    check_sharding,
+    deciding,
+    gathered,
+    parallelize_policy,
+    tolerance_of,
+)
 from cosmos_predict2.rl.trust import LEARNT_IN, LearntIn
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
@@ -244,7 +251,8 @@ class VLAGRPOModel(RLModel):
 
     def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
         super().on_before_zero_grad(optimizer, scheduler, iteration)
-        self.policy.on_trainer_step(iteration)
+        if self.policy.on_trainer_step is not None:
+            self.policy.on_trainer_step(iteration)
         if self.refinement is not None:
             self.world_model.on_before_zero_grad(optimizer, scheduler, iteration)
 

@@ -293,7 +293,7 @@ def obedience(films: Sequence[Tensor], episodes: OutcomeEpisodes, learnt: Outcom
     pictures of ``learnt``; of the first and the last chunk imagined by true, where the true ones show the actions."""
     if (probe := action_probe(learnt, chunk)) is None:
         return {}
-    num_chunks = _whole_chunks(episodes, chunk)
+    num_chunks = min(len(rows) for rows in episodes.actions[: len(episodes.films)]) // chunk  # that every film has
     chunks, actions = range(num_chunks), episodes.actions
     true, seen = ([actions_seen(probe, some, actions, chunk, k) for k in chunks] for some in (episodes.films, films))
     figures: Figures = {"actions_seen_true_by_chunk": true, "actions_seen_by_chunk": seen}
@@ -301,11 +301,6 @@ def obedience(films: Sequence[Tensor], episodes: OutcomeEpisodes, learnt: Outcom
         if num_chunks and true[k] > READABLE:
             figures[name] = seen[k] / true[k]
     return figures
-
-
-def _whole_chunks(episodes: OutcomeEpisodes, chunk: int) -> int:
-    """Those that every filmed episode has."""
-    return min(len(rows) for rows in episodes.actions[: len(episodes.films)]) // chunk
 
 
 def _windows(films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int, k: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ class KeepBestPolicy(Callback):
         now = {"iteration": iteration, "loss": loss, **figures}
         self.history.append({"iteration": iteration, "loss": loss, "error": figures["error"]})
         if not self.best or loss < self.best["loss"]:
-            self.best = {**now, "verdict": verdict.as_dict()}
+            self.best = {**now, "verdict": asdict(verdict)}
             self._write(model)
         if distributed.is_rank0():
             write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration))

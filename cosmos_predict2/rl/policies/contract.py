@@ -7,7 +7,7 @@
         check_policy(MyPolicy(), MyEnv(num_envs=3).reset()[0])
 
 Each function that begins with ``check_`` is one rule. A run compares the log-probabilities of each experience by the
-same measure before it learns from them (`rl.interfaces`: `difference`, `tolerance_of`).
+same measure before it learns from them (`policies.network`: `difference`, `tolerance_of`).
 """
 
 import fnmatch
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl import interfaces
-from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Policy
+from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Policy, require, require_rules
+from cosmos_predict2.rl.policies.network import difference, tolerance_of
 
 ENOUGH = 1000  # elements that are drawn to compare their spread with the entropy
 SIGMAS, OFF = 6.0, 0.05  # how far their mean may be off: by chance, and where rare tokens were not among them
@@ -34,14 +35,8 @@ def check_policy(
     that no decision depends on, as published networks have some. Draws are seeded and few; the rules hold for all.
     Gradients and the mode of a module are afterwards as they were.
     """
-    case = _Case(policy, observation, interfaces.tolerance_of(policy) if tolerance is None else tolerance, unreached)
-    for rule in RULES:
-        try:
-            rule(case)
-        except ContractError as error:
-            raise ContractError(f"{rule.__name__}: {error}") from None
-        except Exception as error:  # of the policy's own code
-            raise ContractError(f"{rule.__name__}: {type(error).__name__}: {error}") from error
+    case = _Case(policy, observation, tolerance_of(policy) if tolerance is None else tolerance, unreached)
+    require_rules(RULES, case)
 
 
 class _Case:
@@ -70,7 +65,7 @@ class _Case:
             return self.policy.log_prob(record).log_prob_B_K_N
 
     def require_close(self, what: str, found: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
-        away, limit = interfaces.difference(found, expected), self.tolerance if tolerance is None else tolerance
+        away, limit = difference(found, expected), self.tolerance if tolerance is None else tolerance
         if not away <= limit:
             shapes = f", shapes {list(found.shape)} and {list(expected.shape)}" if away == float("inf") else ""
             raise ContractError(f"{what} differ by {away:.3g} on average ({limit:g} may be rounding){shapes}")
@@ -102,20 +97,20 @@ def _drawn(decision: Decision) -> Tensor:
 def check_decision(case: _Case) -> None:
     """A decision has finite actions [E, A, D] and a record with a row for each environment; where it is sampled, also
     the log-probability [E, K, N] that it was drawn with, where K divides A. None of them carries a gradient."""
-    _require(case.num >= 2, f"the observation has {case.num} rows: check it with 2 at least")
+    require(case.num >= 2, f"the observation has {case.num} rows: check it with 2 at least")
     for mode in ("sample", "greedy"):
         decision = case.act(mode)  # type: ignore[arg-type]
         actions = decision.actions_E_A_D
         _require_tensor(f"actions ({mode})", actions, 3, case.num)
-        _require(bool(decision.record), f"the record ({mode}) is empty")
+        require(bool(decision.record), f"the record ({mode}) is empty")
         for name, value in decision.record.items():
             is_tensor = isinstance(value, Tensor) and value.ndim >= 1 and len(value) == case.num
-            _require(is_tensor, f"record['{name}'] ({mode}) has no row for each of {case.num} environments")
-            _require(not value.requires_grad, f"record['{name}'] ({mode}) carries a gradient: act without one")
+            require(is_tensor, f"record['{name}'] ({mode}) has no row for each of {case.num} environments")
+            require(not value.requires_grad, f"record['{name}'] ({mode}) carries a gradient: act without one")
     drawn = _drawn(case.act())
     _require_tensor("Decision.log_prob_E_K_N", drawn, 3, case.num)
     steps, rows = actions.shape[1], drawn.shape[1]
-    _require(rows > 0 and steps % rows == 0, f"log_prob_E_K_N has {rows} rows, which do not divide {steps} actions")
+    require(rows > 0 and steps % rows == 0, f"log_prob_E_K_N has {rows} rows, which do not divide {steps} actions")
 
 
 def check_seeds(case: _Case) -> None:
@@ -127,9 +122,9 @@ def check_seeds(case: _Case) -> None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 found.append(case.act(mode).actions_E_A_D)  # type: ignore[arg-type]
-        _require(torch.equal(*found), f"the same generators gave other actions ({mode}): it draws from elsewhere")
+        require(torch.equal(*found), f"the same generators gave other actions ({mode}): it draws from elsewhere")
     other = case.act(seed=1).actions_E_A_D
-    _require(not torch.equal(other, found[0]), "other generators sample the same actions: nothing is drawn")
+    require(not torch.equal(other, found[0]), "other generators sample the same actions: nothing is drawn")
 
 
 def check_company(case: _Case) -> None:
@@ -183,14 +178,14 @@ def check_spread(case: _Case) -> None:
             found = case.policy.log_prob(record)
         if found.entropy_B_K_N is None:
             return
-        _require(
+        require(
             found.entropy_B_K_N.shape == found.log_prob_B_K_N.shape,
             "entropy_B_K_N has another shape than log_prob_B_K_N",
         )
         off.append((-found.log_prob_B_K_N - found.entropy_B_K_N).float().flatten())
     all_off = torch.cat(off)
     mean, limit = float(all_off.mean()), OFF + SIGMAS * float(all_off.std()) / len(all_off) ** 0.5
-    _require(
+    require(
         abs(mean) <= limit,
         f"on average log_prob of draws is {-mean:.3g} above minus the entropy (up to {limit:.2g} may be chance): act"
         " draws with another spread than log_prob and entropy speak of",
@@ -210,7 +205,7 @@ def check_velocities(case: _Case) -> None:
     if velocities is None or not case.policy.flow_times:
         return
     times, record = torch.tensor(tuple(case.policy.flow_times), dtype=torch.float32), case.act().record
-    _require(bool(((times > 0) & (times <= 1)).all()), f"flow_times are {times.tolist()}, but lie above 0, up to 1")
+    require(bool(((times > 0) & (times <= 1)).all()), f"flow_times are {times.tolist()}, but lie above 0, up to 1")
 
     def found(rows: list[int], *, is_training: bool = False) -> interfaces.Velocities:
         some = {name: value[rows] for name, value in record.items()}
@@ -228,13 +223,13 @@ def check_velocities(case: _Case) -> None:
             ("noise_B_L_K_N", whole.noise_B_L_K_N, of_times),
             ("velocity_B_L_K_N", whole.velocity_B_L_K_N, of_times),
         ):
-            _require(value.shape == wanted, f"{name} has the shape {list(value.shape)}, expected {list(wanted)}")
-            _require(bool(value.isfinite().all()), f"{name} has numbers that are not finite")
+            require(value.shape == wanted, f"{name} has the shape {list(value.shape)}, expected {list(wanted)}")
+            require(bool(value.isfinite().all()), f"{name} has numbers that are not finite")
         square, limit = float(whole.noise_B_L_K_N.square().mean()), SIGMAS * (2 / whole.noise_B_L_K_N.numel()) ** 0.5
-        _require(abs(square - 1) <= limit, f"the mean square of the noise is {square:.3g}, and of unit noise 1")
+        require(abs(square - 1) <= limit, f"the mean square of the noise is {square:.3g}, and of unit noise 1")
         again, last, training = found(every), found(every[-1:]), found(every, is_training=True)
-    _require(torch.equal(again.noise_B_L_K_N, whole.noise_B_L_K_N), "the same generators gave other noise")
-    _require(torch.equal(last.noise_B_L_K_N, whole.noise_B_L_K_N[-1:]), "a row alone has other noise than among others")
+    require(torch.equal(again.noise_B_L_K_N, whole.noise_B_L_K_N), "the same generators gave other noise")
+    require(torch.equal(last.noise_B_L_K_N, whole.noise_B_L_K_N[-1:]), "a row alone has other noise than among others")
     case.require_close("velocities of a row alone and among others", last.velocity_B_L_K_N, whole.velocity_B_L_K_N[-1:])
     case.require_close(
         "velocities in evaluation and in training mode", training.velocity_B_L_K_N, whole.velocity_B_L_K_N
@@ -248,37 +243,24 @@ def _require_gradients(case: _Case, name: str, of: Callable[[], Tensor]) -> None
         return
     weights = dict(case.policy.named_parameters())
     trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
-    _require(bool(trained), "no parameter requires a gradient: there is nothing to train")
+    require(bool(trained), "no parameter requires a gradient: there is nothing to train")
     with torch.enable_grad(), _mode(case.policy, is_training=True):
         total = of().sum()
-        _require(total.requires_grad, f"{name} carries no gradient")
+        require(total.requires_grad, f"{name} carries no gradient")
         found: list[Tensor | None] = [*torch.autograd.grad(total, list(trained.values()), allow_unused=True)]
     gradients = {weight: gradient for weight, gradient in zip(trained, found) if gradient is not None}
     missing = [weight for weight in trained if weight not in gradients]
     missing = [weight for weight in missing if not any(fnmatch.fnmatchcase(weight, one) for one in case.unreached)]
     text = "does not reach {}: train them, freeze them, or name them in unreached"
-    _require(not missing, f"the gradient of {name} {text.format(', '.join(missing[:3]))}")
+    require(not missing, f"the gradient of {name} {text.format(', '.join(missing[:3]))}")
     bad = [weight for weight, gradient in gradients.items() if not gradient.isfinite().all()]
-    _require(not bad, f"the gradient of {name} is not finite in {', '.join(bad[:3])}")
-    _require(any(bool(gradient.any()) for gradient in gradients.values()), f"the gradient of {name} is 0 everywhere")
+    require(not bad, f"the gradient of {name} is not finite in {', '.join(bad[:3])}")
+    require(any(bool(gradient.any()) for gradient in gradients.values()), f"the gradient of {name} is 0 everywhere")
 
 
 RULES: list[Callable[[_Case], None]] = [
-    check_decision,
-    check_seeds,
-    check_company,
-    check_log_prob,
-    check_rows_of_records,
-    check_training_mode,
-    check_spread,
-    check_gradients,
-    check_velocities,
+    rule for name, rule in [*globals().items()] if name.startswith("check_") and rule is not check_policy
 ]
-
-
-def _require(is_kept: bool, found: str) -> None:
-    if not is_kept:
-        raise ContractError(found)
 
 
 def _require_tensor(name: str, value: Any, dimensions: int, rows: int) -> None:
@@ -287,6 +269,6 @@ def _require_tensor(name: str, value: Any, dimensions: int, rows: int) -> None:
         isinstance(value, Tensor) and value.is_floating_point() and value.ndim == dimensions and len(value) == rows
     )
     found = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    _require(is_right, f"{name} is {found}; floating numbers of {dimensions} dimensions, {rows} rows")
-    _require(bool(value.isfinite().all()), f"{name} has numbers that are not finite")
-    _require(not value.requires_grad, f"{name} carries a gradient: act without one")
+    require(is_right, f"{name} is {found}; floating numbers of {dimensions} dimensions, {rows} rows")
+    require(bool(value.isfinite().all()), f"{name} has numbers that are not finite")
+    require(not value.requires_grad, f"{name} carries a gradient: act without one")

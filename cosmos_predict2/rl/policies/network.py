@@ -205,3 +205,26 @@ def gathered(module: nn.Module) -> Iterator[None]:
         for part in parts:
             part.set_reshard_after_forward(part is not parts[0], recurse=False)  # the whole, which backward begins with
             part.reshard()
+
+
+# --- precision of log-probabilities
+
+
+# How far two log-probabilities of an element may be apart on average, in nats: the same formula, rounded otherwise in
+# batches of other sizes. By the precision of the weights. On CPUs the tiny policies differ by 2e-7 in both precisions;
+# these bounds are guesses for GPUs, where float32 products are TF32 and kernels depend on the batch.
+TOLERANCE, OF_HALF = 5e-3, 0.05
+
+
+def tolerance_of(policy: Any) -> float:
+    """The tolerance of the lowest precision among the weights."""
+    weights = policy.parameters() if isinstance(policy, nn.Module) else ()
+    is_half = any(weight.dtype not in (torch.float32, torch.float64) for weight in weights)
+    return OF_HALF if is_half else TOLERANCE
+
+
+def difference(drawn_B_K_N: Tensor, computed_B_K_N: Tensor) -> float:
+    """Mean distance of the elements of two log-probabilities; infinite where their shapes differ."""
+    if drawn_B_K_N.shape != computed_B_K_N.shape:
+        return float("inf")
+    return float((drawn_B_K_N.float() - computed_B_K_N.float()).abs().mean())

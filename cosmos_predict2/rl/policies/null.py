@@ -10,7 +10,7 @@ A clone that is no better has learnt nothing from pictures, and reinforcement le
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,6 @@ class Beaten:
             raise ConfigError(
                 f"{address}: {self.text} Reinforcement learning has nothing to begin with. {self.next_step}"
             )
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def by_errors(error_N: Tensor, constant_N: Tensor, episode_N: Tensor) -> tuple[dict[str, float], Beaten]:

@@ -173,7 +173,6 @@ class RemoteReward(RewardDefaults):
         self.num_invalid = 0
         self._asked: dict[str, list[_Asked]] = {}  # clips that are alike have one id
         self._turns = threading.Semaphore(4)
-        self._is_closed = False
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
         asked = self._post(clips, context, request_id, self.submit_deadline_s)
@@ -234,10 +233,6 @@ class RemoteReward(RewardDefaults):
         self.num_invalid += int((~scores.is_valid_B).sum())
         return scores
 
-    def close(self) -> None:
-        """Try nothing again."""
-        self._is_closed = True
-
     def _post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _Asked:
         """A request for scores, on its way."""
         sent = {name: value for name, value in context.items() if name in self.context}
@@ -296,8 +291,6 @@ class RemoteReward(RewardDefaults):
                 if answer.status == 202 and time.monotonic() - began > FIRST_WAIT_S:
                     failures = 0
                     continue  # the service waited for us
-            if self._is_closed:
-                break
             failures += 1
             longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 10))
             wait = _JITTER.uniform(0, longest) + (wait or 0.0)

@@ -2,6 +2,7 @@
 import gc
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def test_a_clone_must_see_more_than_the_mean_action_does(noise: float, blind: bo
 
 def test_a_clone_that_sees_nothing_is_refused_for_reinforcement_learning(tmp_path: Path) -> None:
     _, blind = by_errors(torch.ones(40), torch.ones(40), torch.arange(40) // 10)
-    write_policy(tmp_path / "blind", ToyPolicy(width=8), {"verdict": blind.as_dict()})
+    write_policy(tmp_path / "blind", ToyPolicy(width=8), {"verdict": asdict(blind)})
     write_policy(tmp_path / "other", ToyPolicy(width=8), {})
     with pytest.raises(ConfigError, match=r"blind: .*no better than the mean action.*nothing to begin with"):
         refuse_blind_clone(str(tmp_path / "blind"))

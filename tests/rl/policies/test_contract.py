@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.interfaces import ContractError, Decision, LogProb, Observation, tolerance_of
+from cosmos_predict2.rl.interfaces import ContractError, Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.contract import check_policy
-from cosmos_predict2.rl.policies.network import cast
+from cosmos_predict2.rl.policies.network import cast, tolerance_of
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy

@@ -25,6 +25,7 @@ from cosmos_predict2.rl.episodes.decisions import (
 )
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Velocities
+from cosmos_predict2.rl.learner import rows_of
 from cosmos_predict2.rl.policies.contract import check_policy
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
@@ -117,7 +118,7 @@ def test_a_rewarded_chunk_becomes_likelier_and_a_punished_one_less(objective: st
     for sign in (1, -1):
         model = pi05(folders, objective=objective)
         whole = next(model.train_batches([batch(size=1)]))
-        one = replace(whole.rows(torch.arange(1)), advantage_B=torch.tensor([2.0 * sign]), share=1.0)
+        one = replace(rows_of(whole, torch.arange(1)), advantage_B=torch.tensor([2.0 * sign]), share=1.0)
         assert one.old_log_prob_B_K_N is None and "draw_difference" not in one.facts
         before, optimizer = error_of(model.net, one.record), torch.optim.SGD(model.net.parameters(), lr=1e-3)
         for _ in range(3):

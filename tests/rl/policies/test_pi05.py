@@ -18,6 +18,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.learner import rows_of
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.pi05.flow import noise_level
 from cosmos_predict2.rl.policies.pi05.inputs import augmented, prompt_tokens, resize_with_pad
@@ -499,7 +500,7 @@ def test_it_learns_by_guard(folders: dict[str, str]) -> None:
         node = L(Pi05Policy)(path=folders["pi05"])
         model = VLAGRPOModel(VLAGRPOConfig(policy=node, env=L(ToyEnv)(num_envs=8), rl=rl))
         whole = next(model.train_batches([{"task_id": torch.zeros(1, dtype=torch.long), "trial_id": torch.arange(1)}]))
-        one = replace(whole.rows(whole.advantage_B.nonzero().flatten()[:1]), share=1.0, is_before_update=True)
+        one = replace(rows_of(whole, whole.advantage_B.nonzero().flatten()[:1]), share=1.0, is_before_update=True)
         output, loss = model.training_step(one, 0)
         loss.backward()
         assert abs(float(output["ratio_max"]) - 1) < 1e-4

@@ -80,7 +80,7 @@ def place_of(name: str) -> PublicTensor | None:
         )
     block, rest = layer.groups()
     for pattern, public in _OF_BLOCKS:
-        rest = re.sub(rf"^{pattern}|^{pattern}$" if "|" not in pattern else f"^(?:{pattern})", public, rest)
+        rest = re.sub(f"^(?:{pattern})", public, rest)
     third = re.fullmatch(r"attn\.qkv\.(q|k|v)\.(.*)", rest)
     if third is not None:
         return PublicTensor(f"{tower}.blocks.{block}.attn.qkv.{third[2]}", "qkv".index(third[1]))

@@ -253,17 +253,11 @@ class ActionHead(nn.Module):
         return part["fc2"](part["layer_norm2"](x))
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Tokens from the left, pads on the right, so that a row is in a batch what it is alone."""
+def rows(prompt_B_S: Tensor, length_B: Tensor, after_B_N: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Ids [B, S], and which are no pads: prompts of their own lengths, each followed by the same number of tokens.
 
-    ids_B_S: Tensor
-    valid_B_S: Tensor  # bool
-    length_B: Tensor  # of the prompts
-
-
-def rows(prompt_B_S: Tensor, length_B: Tensor, after_B_N: Tensor, pad_id: int) -> Rows:
-    """Prompts of their own lengths, each followed by the same number of tokens; acting and learning both begin here."""
+    Tokens begin at the left, so that a row is in a batch what it is alone. Acting and learning both begin here.
+    """
     width = int(length_B.max()) + after_B_N.shape[1]
     ids = prompt_B_S.new_full((len(prompt_B_S), width), pad_id)
     common = min(width, prompt_B_S.shape[1])
@@ -271,7 +265,7 @@ def rows(prompt_B_S: Tensor, length_B: Tensor, after_B_N: Tensor, pad_id: int) -
     places = length_B[:, None] + torch.arange(after_B_N.shape[1], device=ids.device)
     ids.scatter_(1, places, after_B_N.to(ids))
     valid = torch.arange(width, device=ids.device) < length_B[:, None] + after_B_N.shape[1]
-    return Rows(torch.where(valid, ids, pad_id), valid, length_B)
+    return torch.where(valid, ids, pad_id), valid
 
 
 class OpenVLAModel(nn.Module):
@@ -320,17 +314,17 @@ class OpenVLAModel(nn.Module):
         """The trunk's output [B, num, D] where the logits of actions stand."""
         after = prompt_B_S.new_full((len(prompt_B_S), num + 1), PLACEHOLDER)
         after[:, num] = self.sizes.stop_id
-        batch = rows(prompt_B_S, length_B, after, self.sizes.pad_id)
-        place = torch.arange(batch.ids_B_S.shape[1], device=length_B.device) - length_B[:, None]
+        ids, valid = rows(prompt_B_S, length_B, after, self.sizes.pad_id)
+        place = torch.arange(ids.shape[1], device=length_B.device) - length_B[:, None]
         is_placeholder = (place >= 0) & (place < num)
-        embedded = self._embedded(batch.ids_B_S) * ~is_placeholder[..., None]
-        hidden = self._hidden(seen_B_P_D, embedded, batch.valid_B_S, is_causal=False)
+        embedded = self._embedded(ids) * ~is_placeholder[..., None]
+        hidden = self._hidden(seen_B_P_D, embedded, valid, is_causal=False)
         return _after_prompts(hidden, seen_B_P_D.shape[1], length_B, num)
 
     def forced_logits(self, seen_B_P_D: Tensor, prompt_B_S: Tensor, length_B: Tensor, actions_B_N: Tensor) -> Tensor:
         """Logits [B, N, vocabulary] of actions that follow one another, each after the true ones before it."""
-        batch = rows(prompt_B_S, length_B, actions_B_N[:, :-1], self.sizes.pad_id)
-        hidden = self._hidden(seen_B_P_D, self._embedded(batch.ids_B_S), batch.valid_B_S, is_causal=True)
+        ids, valid = rows(prompt_B_S, length_B, actions_B_N[:, :-1], self.sizes.pad_id)
+        hidden = self._hidden(seen_B_P_D, self._embedded(ids), valid, is_causal=True)
         hidden = _after_prompts(hidden, seen_B_P_D.shape[1], length_B, actions_B_N.shape[1])
         return self.language_model.lm_head(hidden)
 
@@ -344,12 +338,12 @@ class OpenVLAModel(nn.Module):
     ) -> Tensor:
         """Tokens [B, num] one after the other, each what ``choose(k, logits_B_V)`` gives; keys and values of all before
         are kept, so that each token passes the trunk once."""
-        batch = rows(prompt_B_S, length_B, prompt_B_S.new_zeros(len(prompt_B_S), 0), self.sizes.pad_id)
+        ids, valid = rows(prompt_B_S, length_B, prompt_B_S.new_zeros(len(prompt_B_S), 0), self.sizes.pad_id)
         cache, places = transformers().DynamicCache(), seen_B_P_D.shape[1] + length_B
-        hidden = self._hidden(seen_B_P_D, self._embedded(batch.ids_B_S), batch.valid_B_S, True, cache)
+        hidden = self._hidden(seen_B_P_D, self._embedded(ids), valid, True, cache)
         hidden = _after_prompts(hidden, seen_B_P_D.shape[1], length_B, 1)
-        is_seen = batch.valid_B_S.new_ones(seen_B_P_D.shape[:2])
-        valid, chosen = torch.cat([is_seen, batch.valid_B_S], dim=1), []  # rows are valid from the left
+        is_seen = valid.new_ones(seen_B_P_D.shape[:2])
+        valid, chosen = torch.cat([is_seen, valid], dim=1), []  # rows are valid from the left
         for k in range(num):
             chosen.append(choose(k, self.language_model.lm_head(hidden[:, -1])))
             if k + 1 < num:
