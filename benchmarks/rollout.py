@@ -134,7 +134,7 @@ def _imagine(
 
     def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
         estimates = [
-            pipe.world.denoiser(x, sigma_B, condition, kept).x0_B_C_T_H_W
+            pipe.world.denoiser(x, sigma_B, condition, kept)
             for condition, kept in list(zip(pair, prepared))[: 2 if way.passes_twice else 1]
         ]
         return guide(estimates[0], estimates[1], GUIDANCE) if way.passes_twice else estimates[0]

@@ -112,13 +112,13 @@ class LanguagePasses:
         """Log-probabilities from all logits of whole rows, as `LlamaForCausalLM` gives them."""
         after = self.prompt.new_full((len(self.prompt), self.num + 1), PLACEHOLDER)
         after[:, self.num] = self.model.sizes.stop_id
-        batch = rows(self.prompt, self.length, after, self.model.sizes.pad_id)
-        place = torch.arange(batch.ids_B_S.shape[1], device=self.length.device) - self.length[:, None]
-        embedded = self.model.language_model.get_input_embeddings()(batch.ids_B_S)
+        ids, valid = rows(self.prompt, self.length, after, self.model.sizes.pad_id)
+        place = torch.arange(ids.shape[1], device=self.length.device) - self.length[:, None]
+        embedded = self.model.language_model.get_input_embeddings()(ids)
         embedded = embedded * ~((place >= 0) & (place < self.num))[..., None]
         seen = self.model.seen(self.pixels, None)
         embedded = torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1)
-        valid = torch.cat([batch.valid_B_S.new_ones(seen.shape[:2]), batch.valid_B_S], dim=1)
+        valid = torch.cat([valid.new_ones(seen.shape[:2]), valid], dim=1)
         mask = torch.zeros_like(valid, dtype=embedded.dtype).masked_fill(~valid, torch.finfo(embedded.dtype).min)
         logits = self.model.language_model(
             inputs_embeds=embedded,

@@ -181,7 +181,7 @@ class DrawSamples(EveryN):
         epsilon = torch.randn(x0.shape, generator=random.generator(self.seed, index, "draw_samples/x0")).to(x0)
         for sigma in levels:
             sigma_1_1 = torch.full((1, 1), sigma, device=x0.device, dtype=x0.dtype)
-            x0_pred = world.denoiser(add_noise(x0, epsilon, sigma_1_1), sigma_1_1, condition).x0_B_C_T_H_W
+            x0_pred = world.denoiser(add_noise(x0, epsilon, sigma_1_1), sigma_1_1, condition)
             drawing.predictions[kind, sigma] = x0_pred.cpu()
             drawing.errors[kind, sigma] = float((x0_pred - x0)[:, :, clip.num_given :].square().mean())
 

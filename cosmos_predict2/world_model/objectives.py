@@ -59,16 +59,8 @@ STRATEGIES = ("frame_replace", "channel_concat")  # of conditioning frames
 # The denoiser ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The clean latents and the noise that the network sees in noisy ones."""
-
-    x0_B_C_T_H_W: Tensor
-    epsilon_B_C_T_H_W: Tensor
-
-
 class Denoiser:
-    """A network with its preconditioning. Called with noisy latents, it gives what they were."""
+    """A network with its preconditioning. Called with noisy latents, it gives the clean ones that it sees in them."""
 
     def __init__(
         self,
@@ -92,8 +84,8 @@ class Denoiser:
 
     def __call__(
         self, xt_B_C_T_H_W: Tensor, sigma: Tensor, condition: Condition, prepared: Prepared | None = None
-    ) -> Prediction:
-        """The prediction at ``sigma``, one level per sample [B] or [B, 1], or per latent frame [B, T]."""
+    ) -> Tensor:
+        """The clean latents predicted at ``sigma``, one level per sample [B] or [B, 1], or per latent frame [B, T]."""
         xt = at_least_float32(xt_B_C_T_H_W)
         sigma_B_T = at_least_float32(sigma).reshape(xt.shape[0], -1)
         scaling = rectified_flow_scaling(sigma_B_T, self.t_scaling_factor)
@@ -105,8 +97,7 @@ class Denoiser:
             xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
         )
         x0 = per_frame(scaling.c_skip) * xt + per_frame(scaling.c_out) * output.to(xt.dtype)
-        x0 = restore_conditioning_frames(x0, condition)
-        return Prediction(x0, (xt - x0) / per_frame(sigma_B_T))
+        return restore_conditioning_frames(x0, condition)
 
     def velocity(
         self,
@@ -291,13 +282,6 @@ def chosen_solver(objective: Objective, name: str | None) -> str:
     return name or known[0]
 
 
-def clean_latents(
-    denoiser: Denoiser, xt_B_C_T_H_W: Tensor, sigma_B: Tensor, condition: Condition, prepared: Prepared | None = None
-) -> Tensor:
-    """The latents that a denoiser predicts from noisy ones."""
-    return denoiser(xt_B_C_T_H_W, sigma_B, condition, prepared).x0_B_C_T_H_W
-
-
 class EDM:
     """Noise levels, clean latents: the objective of Predict2."""
 
@@ -326,7 +310,7 @@ class EDM:
         condition: Condition,
     ) -> tuple[Tensor, dict[str, Any]]:
         xt = add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_T)
-        x0_pred = denoiser(xt, sigma_B_T, condition).x0_B_C_T_H_W
+        x0_pred = denoiser(xt, sigma_B_T, condition)
         weight_B_T = rectified_flow_weight(sigma_B_T)
         if not self.config.rectified_flow_loss_weight_uniform:
             weight_B_T = weight_B_T * nonuniform_weight(sigma_B_T)
@@ -505,7 +489,7 @@ def _path_by_noise_levels(
 ) -> SamplingPath:
     levels = config.timestamps
     sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
-    return SamplingPath(guided(clean_latents), noise_B_C_T_H_W * levels.t_max, sigmas, solver)
+    return SamplingPath(guided(Denoiser.__call__), noise_B_C_T_H_W * levels.t_max, sigmas, solver)
 
 
 def distilled_times(num_steps: int, shift: float = 5.0) -> Tensor:

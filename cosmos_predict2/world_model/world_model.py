@@ -468,7 +468,7 @@ class WorldModel:
         context = self.context
         context.activate(True)
         xt = context.split_frames(add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_1))
-        predicted = self.denoiser(xt, sigma_B_1, context.part_of(condition)).x0_B_C_T_H_W
+        predicted = self.denoiser(xt, sigma_B_1, context.part_of(condition))
         predicted = context.gather_frames(predicted)
         context.activate(False)
         return predicted

@@ -15,7 +15,7 @@ from cosmos_predict2.diffusion.solvers import Step, flow_sigmas, guide, karras_s
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.objectives import clean_latents
+from cosmos_predict2.world_model.objectives import Denoiser
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from tests.goldens import Golden, Value
@@ -124,7 +124,7 @@ def _denoise(file: ActionFile, guidance: float = 0.0, *texts: Tensor) -> Callabl
     world = WorldModel(Video2WorldPipelineConfig(sigma_conditional=level), file.build(), PooledPixels())
     conditional, unconditional = (_condition(file, text) for text in (texts or (None, None)))
     other = unconditional if guidance else None
-    return world.guided(clean_latents, conditional, other, SamplingOptions(guidance=guidance, is_repeatable=True))
+    return world.guided(Denoiser.__call__, conditional, other, SamplingOptions(guidance=guidance, is_repeatable=True))
 
 
 @torch.no_grad()

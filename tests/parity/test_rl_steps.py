@@ -309,7 +309,7 @@ def _losses(case: Case, rl: RLConfig, weights: tuple[Tensor, Tensor]) -> Losses:
     """Those of a world model whose network is the file's, on the file's chain."""
 
     def denoiser(x: Tensor, sigma_B_1: Tensor, condition: Any) -> Any:
-        return SimpleNamespace(x0_B_C_T_H_W=case.denoise(x, sigma_B_1, weights))
+        return case.denoise(x, sigma_B_1, weights)
 
     context = SimpleNamespace(is_on=False, activate=lambda on: None, split_frames=lambda x: x, part_of=lambda x: x)
     config = SimpleNamespace(sigma_data=case.sigma_data)

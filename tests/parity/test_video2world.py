@@ -18,13 +18,13 @@ from cosmos_predict2.conditioner import (
     DropoutConfig,
     conditioning_frames_mask,
 )
-from cosmos_predict2.diffusion.rectified_flow import add_noise, noise_level
+from cosmos_predict2.diffusion.rectified_flow import add_noise, noise_level, per_frame
 from cosmos_predict2.diffusion.solvers import karras_sigmas, sample
 from cosmos_predict2.models.config import LORA_TARGETS, Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Draws, Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.objectives import Denoiser, clean_latents
+from cosmos_predict2.world_model.objectives import Denoiser
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
@@ -87,12 +87,13 @@ def test_denoising(golden: Golden) -> None:
     }
     with torch.no_grad():
         for name, (sigma, condition) in cases.items():
-            found = denoise(add_noise(x0, epsilon, sigma), sigma, condition)
-            stored[f"{name}.x0_pred"].compare(found.x0_B_C_T_H_W, **close)
-            stored[f"{name}.eps_pred"].compare(found.epsilon_B_C_T_H_W, **close)
+            noisy = add_noise(x0, epsilon, sigma)
+            found = denoise(noisy, sigma, condition)
+            stored[f"{name}.x0_pred"].compare(found, **close)
+            stored[f"{name}.eps_pred"].compare((noisy - found) / per_frame(sigma), **close)
         noisy = add_noise(x0, epsilon, sigma_B[:, None])
         image = condition_of(stored, is_image=True)
-        stored["image.x0_pred"].compare(denoise(noisy[:, :, :1], sigma_B, image).x0_B_C_T_H_W, **close)
+        stored["image.x0_pred"].compare(denoise(noisy[:, :, :1], sigma_B, image), **close)
 
 
 # --- one training step
@@ -150,7 +151,7 @@ def guided(golden: Golden, stored: Value, unconditional_text: Tensor) -> tuple[A
     other = replace(condition, crossattn_emb_B_S_E=unconditional_text)
     world = WorldModel(Video2WorldPipelineConfig(), network(golden), PooledPixels())
     options = SamplingOptions(guidance=settings["guidance"].use())
-    denoise = world.guided(clean_latents, condition, other, options)
+    denoise = world.guided(Denoiser.__call__, condition, other, options)
     noise = initial_noise(tuple(gt.shape), settings["seed"].use()) * LEVELS.t_max
     stored["x_sigma_max"].compare(noise, **bounds(golden, "exact"))
     return denoise, noise

@@ -94,7 +94,7 @@ def test_what_a_rollout_keeps_is_kept_once(chain: Chain, options: dict[str, Any]
 def _losses(monkeypatch: pytest.MonkeyPatch, judged: Normal, **options: Any) -> Losses:
     path = SimpleNamespace(chain=SimpleNamespace(length=lambda k: 0.25))
     monkeypatch.setattr(rollout, "chain_path", lambda *arguments: path)
-    monkeypatch.setattr(rollout, "judge", lambda path, kept: (judged, None))
+    monkeypatch.setattr(rollout, "judge", lambda path, kept: judged)
     world: Any = SimpleNamespace(context=SimpleNamespace(is_on=False))
     return Losses(world, RLConfig(**options))
 
@@ -159,7 +159,7 @@ def test_each_step_of_each_member_draws_noise_of_its_own(is_same: bool, monkeypa
     ours = _model(monkeypatch, RLConfig(train_on=[0, 1, 2], use_same_seed=is_same), [0.5])
     samples = _rolled_out(ours)
     path = flow_grpo.chain_path(ours.world, ours.rl, None, None, samples.noise)  # type: ignore[arg-type]
-    stds = [flow_grpo.judge(path, one)[0].std for one in samples.kept.values()]
+    stds = [flow_grpo.judge(path, one).std for one in samples.kept.values()]
     noises = [(one.x_next_B_C_T_H_W - one.mean_B_C_T_H_W) / std for one, std in zip(samples.kept.values(), stds)]
     drawn = [samples.noise[0], *torch.cat(noises)]
     assert torch.equal(*samples.noise) == is_same and len(drawn) == 1 + 3 * 2

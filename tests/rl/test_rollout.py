@@ -97,9 +97,8 @@ def test_each_step_draws_once_and_is_judged_as_it_was_rolled_out(options: dict[s
     chain = path.chain
     assert asked == [-1, *(k for k in range(5) if chain.is_stochastic(k))]
     for k, one in kept.items():
-        step, x0 = judge(path, one)
+        step = judge(path, one)
         torch.testing.assert_close(step.mean_B_C_T_H_W, one.mean_B_C_T_H_W)
-        torch.testing.assert_close(x0, path.denoise(one.x_B_C_T_H_W, chain.levels[k]))
         torch.testing.assert_close(one.x_next_B_C_T_H_W, one.mean_B_C_T_H_W + step.std * (10.0 + k))
         assert (one.previous_x0_B_C_T_H_W is not None) == (chain.uses_previous and k > 0)
     last = kept[4].x_next_B_C_T_H_W
@@ -170,7 +169,7 @@ def losses_of(clean: Tensor, sigma_data: float = 1.0, **options: Any) -> tuple[L
 
     def denoiser(x: Tensor, sigma_B_1: Tensor, condition: Any) -> Any:
         asked.append((x, sigma_B_1, condition))
-        return SimpleNamespace(x0_B_C_T_H_W=clean)
+        return clean
 
     same = lambda value: value  # noqa: E731
     context = SimpleNamespace(is_on=False, activate=same, split_frames=same, part_of=same)
@@ -227,7 +226,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Losses, lis
         return SimpleNamespace(chain=SimpleNamespace(length=lambda k: 0.1 * k))
 
     monkeypatch.setattr(rollout, "chain_path", noted_path)
-    monkeypatch.setattr(rollout, "judge", lambda path, kept: (Normal(torch.zeros(SHAPE), 0.5), None))
+    monkeypatch.setattr(rollout, "judge", lambda path, kept: Normal(torch.zeros(SHAPE), 0.5))
     return ours, paths
 
 
@@ -274,7 +273,7 @@ def test_the_data_term_weighs_each_clip_by_its_own_level(monkeypatch: pytest.Mon
         X0 + torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1, 1), sigma_data=0.5, data_beta=3.0, loss_scale=2.0
     )
     monkeypatch.setattr(rollout, "chain_path", lambda *_: SimpleNamespace(chain=SimpleNamespace(length=lambda k: 1.0)))
-    monkeypatch.setattr(rollout, "judge", lambda path, kept: (Normal(torch.zeros(SHAPE), 0.5), None))
+    monkeypatch.setattr(rollout, "judge", lambda path, kept: Normal(torch.zeros(SHAPE), 0.5))
     sigma = torch.tensor([[0.5], [2.0]])
     data: Any = Data(X0, EPSILON, sigma, "data")  # type: ignore[arg-type]
     output, loss = ours.of(ratio_part(data=data))

@@ -111,7 +111,7 @@ def losses(world: WorldModel, clips: HeldOutClips, sigmas: Sequence[float]) -> l
     """The mean squared error of the velocity at each noise level, without the conditioning frames."""
 
     def denoise(xt: Tensor, sigma_B_1: Tensor, part: HeldOutClips) -> Tensor:
-        return world.denoiser(xt, sigma_B_1, part.condition).x0_B_C_T_H_W
+        return world.denoiser(xt, sigma_B_1, part.condition)
 
     return list(_errors(denoise, clips, sigmas))
 

@@ -302,7 +302,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
                 path = chain_path(self.world, self.rl, *conditions, samples.noise[rows], samples.window)
                 for k, whole in samples.kept.items():
                     one = move_to(rows_of(whole, rows), self.world.device)
-                    means[k].append(judge(path, one)[0].mean_B_C_T_H_W)
+                    means[k].append(judge(path, one).mean_B_C_T_H_W)
         kept = {k: replace(one, reference_mean_B_C_T_H_W=torch.cat(means[k])) for k, one in samples.kept.items()}
         return self._kept_at(replace(samples, kept=kept))
 

@@ -337,10 +337,10 @@ def _check_deviation(chain: Chain, k: int, x_next: Tensor, x0: Tensor) -> None:
     )
 
 
-def judge(path: ChainPath, kept: Kept) -> tuple[Normal, Tensor]:
-    """The distribution of the kept step's next state under the present weights, and the estimate it follows from."""
+def judge(path: ChainPath, kept: Kept) -> Normal:
+    """The distribution of the kept step's next state under the present weights."""
     x0 = path.denoise(kept.x_B_C_T_H_W, path.chain.levels[kept.k])
-    return path.chain.step(kept.k, kept.x_B_C_T_H_W, x0, kept.previous_x0_B_C_T_H_W), x0
+    return path.chain.step(kept.k, kept.x_B_C_T_H_W, x0, kept.previous_x0_B_C_T_H_W)
 
 
 def of_whole_clip(world: WorldModel, value_B: Tensor) -> Tensor:
@@ -380,7 +380,7 @@ class Losses:
     def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         rl, kept, path = self.rl, part.kept, self._path(part)
         assert kept is not None
-        step, _ = judge(path, kept)
+        step = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
         log_ratio_B = of_whole_clip(self.world, log_ratio(kept.x_next_B_C_T_H_W, mean, old, std))
@@ -454,7 +454,7 @@ class Losses:
         context = self.world.context
         context.activate(True)
         xt = self._part(add_noise(x0, epsilon, sigma_B_1))
-        return self.world.denoiser(xt, sigma_B_1, context.part_of(condition)).x0_B_C_T_H_W
+        return self.world.denoiser(xt, sigma_B_1, context.part_of(condition))
 
     def _part(self, x: Tensor) -> Tensor:
         return self.world.context.split_frames(x)
