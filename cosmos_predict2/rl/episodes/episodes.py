@@ -9,7 +9,7 @@ What a policy draws follows from an episode's own number, so that an episode is 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from cosmos_predict2.rl.interfaces import (
     Decision,
     EnvDefaults,
     Info,
+    Mode,
     Observation,
     Policy,
     PolicyDefaults,
@@ -32,7 +33,6 @@ from imaginaire.errors import ConfigError, near
 from imaginaire.log import Progress
 
 BAR = "Generating Rollout Epochs"  # as the public trainer calls it; here it counts episodes
-Mode = Literal["sample", "greedy"]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ from cosmos_predict2.rl.episodes.decisions import (
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
-    Mode,
     RolloutDefaults,
     RolloutSource,
     Starts,
@@ -53,7 +52,7 @@ from cosmos_predict2.rl.episodes.episodes import (
 )
 from cosmos_predict2.rl.episodes.policy_evaluation import Evaluation, Rate, draws_of, played_along
 from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
-from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, PolicyDefaults, VecEnv, completed
+from cosmos_predict2.rl.interfaces import EnvDefaults, Mode, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import chosen, groups_within, objective_of
 from cosmos_predict2.rl.policies.files import about_of, remember

@@ -16,14 +16,13 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.episodes.episodes import (
     LocalRollout,
-    Mode,
     Starts,
     Trajectories,
     frames_of,
     repeated_steps,
     replayed,
 )
-from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, VecEnv, completed
+from cosmos_predict2.rl.interfaces import EnvDefaults, Mode, Policy, VecEnv, completed
 from imaginaire.random import derive_seed
 
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cosmos_predict2.rl.episodes.episodes import BAR, LocalRollout, Mode, RolloutDefaults, Starts, Trajectories, release
+from cosmos_predict2.rl.episodes.episodes import BAR, LocalRollout, RolloutDefaults, Starts, Trajectories, release
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedObjects, fill, shards_of, without_weights
-from cosmos_predict2.rl.interfaces import EnvDefaults, Policy, VecEnv, completed
+from cosmos_predict2.rl.interfaces import EnvDefaults, Mode, Policy, VecEnv, completed
 from imaginaire import distributed
 from imaginaire.distributed.parallel import is_dtensor
 from imaginaire.errors import ConfigError, TrainingError, UserError, missing_package

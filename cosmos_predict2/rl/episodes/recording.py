@@ -19,8 +19,8 @@ from torch import Tensor
 from cosmos_predict2.data.lerobot.writer import COUNTERS, Recording
 from cosmos_predict2.data.split import SUCCESS_COLUMN
 from cosmos_predict2.data.views import cameras_in
-from cosmos_predict2.rl.episodes.episodes import Mode, Places, Starts, lost
-from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation, Policy, VecEnv, completed
+from cosmos_predict2.rl.episodes.episodes import Places, Starts, lost
+from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Mode, Observation, Policy, VecEnv, completed
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 
