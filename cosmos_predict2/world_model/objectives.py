@@ -18,7 +18,7 @@ may name another; no other code depends on which one a model has.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -38,13 +38,10 @@ from cosmos_predict2.diffusion.rectified_flow import (
 from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
 from cosmos_predict2.diffusion.solvers import FLOW_SOLVERS, SOLVERS, Denoise, SameNoise, Stepper, karras_sigmas
 from cosmos_predict2.nn.dit import DiT, Prepared
-from cosmos_predict2.world_model.config import FlowConfig
+from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
 from imaginaire.buildable import describe, resolve, shipped, target_of
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, near
-
-if TYPE_CHECKING:
-    from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 
 shipped("solver", SOLVERS)
 
@@ -241,7 +238,7 @@ def solvers_of_noise_levels() -> tuple[str, ...]:
     return tuple(name for name in SOLVERS if name not in FLOW_SOLVERS)
 
 
-def objective_of(config: "Video2WorldPipelineConfig") -> Objective:
+def objective_of(config: Video2WorldPipelineConfig) -> Objective:
     """The objective that a config names, or that of its family."""
     if config.objective is not None:
         if problem := objective_problem(config.objective):
@@ -285,7 +282,7 @@ def chosen_solver(objective: Objective, name: str | None) -> str:
 class EDM:
     """Noise levels, clean latents: the objective of Predict2."""
 
-    def __init__(self, config: "Video2WorldPipelineConfig") -> None:
+    def __init__(self, config: Video2WorldPipelineConfig) -> None:
         self.config = config
 
     @property
@@ -328,7 +325,7 @@ class EDM:
 class Flow:
     """Flow times, velocities: the objective of Predict2.5. It can be sampled by noise levels, too."""
 
-    def __init__(self, config: "Video2WorldPipelineConfig") -> None:
+    def __init__(self, config: Video2WorldPipelineConfig) -> None:
         assert config.flow is not None
         self.config = config
         self.flow = config.flow
@@ -426,7 +423,7 @@ class Student(Flow):
 
     def __init__(
         self,
-        config: "Video2WorldPipelineConfig",
+        config: Video2WorldPipelineConfig,
         *,
         teacher: str = "",
         teacher_steps: int = 8,
@@ -468,12 +465,12 @@ class Student(Flow):
 register(EDM, Flow, Student)
 
 
-def is_student(config: "Video2WorldPipelineConfig") -> bool:
+def is_student(config: Video2WorldPipelineConfig) -> bool:
     return config.objective is not None and target_of(config.objective, OBJECTIVE_KEY) is Student
 
 
 def _denoiser(
-    net: DiT, config: "Video2WorldPipelineConfig", sigma_conditional: float | None, t_scaling_factor: float
+    net: DiT, config: Video2WorldPipelineConfig, sigma_conditional: float | None, t_scaling_factor: float
 ) -> Denoiser:
     return Denoiser(
         net,
@@ -485,7 +482,7 @@ def _denoiser(
 
 
 def _path_by_noise_levels(
-    config: "Video2WorldPipelineConfig", guided: Guided, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
+    config: Video2WorldPipelineConfig, guided: Guided, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
 ) -> SamplingPath:
     levels = config.timestamps
     sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
