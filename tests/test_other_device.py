@@ -10,6 +10,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,7 +44,7 @@ from cosmos_predict2.world_model.streaming import Stream
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire import distributed
 from imaginaire.config import L
-from imaginaire.optim import adamw
+from imaginaire.optim import adamw, frozen
 from imaginaire.training import trainer as trainers
 from tests.far_device import NAME, FarDevice, device, register
 from tests.multiprocess import run_distributed
@@ -175,6 +176,7 @@ def _on_the_device(trained: Callable[..., Any], *args: Any, **options: Any) -> W
         mock.patch.object(adamw, "FUSED_DEVICES", (*adamw.FUSED_DEVICES, NAME)),
         mock.patch.object(adamw, "CAPTURING_DEVICES", (NAME,)),
         mock.patch.object(trainers.ImaginaireTrainer, "_step", watched),
+        mock.patch.object(frozen, "_disable_current_modes", nullcontext),  # the device is a mode itself
     ):
         trained(*args, **options)
     return dict(far.waits)
@@ -224,6 +226,11 @@ WAITS_OF_OWN_FRAMES = {
     "cosmos_predict2/models/own_frames.py:_handed_on copies to the host": 1,
 }
 LOW = [f"experiment={FLOW}", "model.config.precision=bfloat16", "optimizer=fusedadamw", "~optimizer.adam_lr"]
+SMALL = [f"experiment={FLOW}", "model.config.precision=float32", "optimizer=fusedadamw", "~optimizer.adam_lr"]
+SMALL += ["model.config.train_architecture=lora", "model.config.pipe_config.net.sac_config.mode=block_wise"]
+SMALL += ["model.config.frozen_weights=nf4", "model.config.swap_blocks=1", "optimizer.offload=True"]
+SMALL += ["model.config.pipe_config.ema.offload=True"]
+WAITS_OF_THE_HOST = {"imaginaire/training/model.py:update copies to the host": 1}  # for the average
 STUDENT = ["experiment=tiny_student", "model.config.pipe_config.net.num_blocks=4", "model.config.precision=float32"]
 ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
 
@@ -235,9 +242,10 @@ ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
         (ADAPTERS, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-4),  # the rates of two groups of parameters
         (OWN, False, {**ENDS, **UNREAD_TEXT, **WAITS_OF_OWN_FRAMES, REPORT: 2, FOLD: 7}, 1e-4),
         (LOW, True, {place: 2 * count for place, count in ENDS.items()}, 2e-2),
+        (SMALL, True, {place: 2 * count for place, count in (ENDS | WAITS_OF_THE_HOST).items()}, 1e-4),
         (STUDENT, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-3),
     ],
-    ids=["adapters", "own frames", "low precision, resumed", "student"],
+    ids=["adapters", "own frames", "low precision, resumed", "a small card, resumed", "student"],
 )
 def test_training_stays_on_the_device(
     overrides: list[str], resumes: bool, expected_waits: Waits, rel: float, tmp_path: Path

@@ -13,8 +13,10 @@ The results are those without it.
 Opened weights are held while autograd needs them, so the blocks should recompute: then that is one block at a time.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -171,16 +173,15 @@ class _Swapped:
 
     def start(self) -> None:
         """Begin to copy what is not there, on a stream beside the computation where the device has streams."""
-        lacking = [weight for weight in self.weights if weight.fetched is None]
-        if self.weights[0].device.type != "cuda":
-            for weight in lacking:
-                weight.fetched = tuple(tensor.to(weight.device, copy=True) for tensor in weight.kept)
-            return
-        self._stream = self._stream or torch.cuda.Stream(self.weights[0].device)
-        with torch.cuda.stream(self._stream):
-            for weight in lacking:
-                weight.fetched = tuple(tensor.to(weight.device, non_blocking=True) for tensor in weight.kept)
-            self._copied = self._stream.record_event()
+        has_streams = self.weights[0].device.type == "cuda"
+        if has_streams and self._stream is None:
+            self._stream = torch.cuda.Stream(self.weights[0].device)
+        with torch.cuda.stream(self._stream) if has_streams else nullcontext():
+            for weight in self.weights:
+                if weight.fetched is None:
+                    copies = (tensor.to(weight.device, non_blocking=True, copy=True) for tensor in weight.kept)
+                    weight.fetched = tuple(copies)
+            self._copied = self._stream.record_event() if has_streams else None
 
 
 # Forms ----------------------------------------------------------------------------------------------------------------
@@ -222,10 +223,16 @@ def _decoded(kept: tuple[Tensor, ...], form: str, shape: torch.Size, dtype: torc
     codes, scales = kept
     opened = torch.empty(codes.shape if form == "fp8" else (len(codes), BLOCK), dtype=dtype, device=codes.device)
     step = max(1, OPEN_NUMEL // opened.shape[1])
-    numbers = torch.tensor(NF4, device=codes.device)
-    pairs = torch.cartesian_prod(numbers, numbers)  # what a byte of two codes stands for
+    pairs = _pairs(codes.device)
     for start in range(0, len(codes), step):
         part, scale = codes[start : start + step], scales[start : start + step].float()
         wide = part.view(FP8).float() if form == "fp8" else F.embedding(part.int(), pairs).flatten(1)
         opened[start : start + step] = wide.mul_(scale)
     return opened.view(-1)[: math.prod(shape)].view(shape)
+
+
+@functools.cache  # to be made once on a device: the host waits for it
+def _pairs(device: torch.device) -> Tensor:
+    """[256, 2], the two numbers that each byte of two codes of nf4 stands for."""
+    numbers = torch.tensor(NF4)
+    return torch.cartesian_prod(numbers, numbers).to(device)

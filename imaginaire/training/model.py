@@ -297,7 +297,12 @@ class PowerEMA:
         moving = [pair for name, pair in zip(self.shadows, pairs, strict=True) if name not in self._infinite]
         is_cast = any(weight.dtype != shadow.dtype or weight.device != shadow.device for shadow, weight in moving)
         for run in in_runs(moving, lambda pair: pair[1].numel(), CAST_NUMEL if is_cast else math.inf):
-            weights = [weight.to(shadow.device).to(shadow.dtype) for shadow, weight in run]  # half as much is moved
+            weights = [weight for _, weight in run]
+            if self._place is not None:  # in one copy, for which the host waits
+                flat = torch.cat([weight.flatten() for weight in weights]).to(self._place)
+                parts = flat.split([weight.numel() for weight in weights])
+                weights = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+            weights = [weight.to(shadow.dtype) for weight, (shadow, _) in zip(weights, run, strict=True)]
             torch._foreach_lerp_([shadow for shadow, _ in run], weights, 1.0 - beta)
 
     @contextmanager

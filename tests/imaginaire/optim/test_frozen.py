@@ -84,6 +84,12 @@ def test_forms_have_small_errors_and_keep_what_they_opened(
     assert bytes_ == frozen.kept_bytes(shape, form, dtype.itemsize)
 
 
+def test_the_error_of_nf4_is_that_of_the_form() -> None:
+    weight = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0))
+    error = (frozen.FrozenWeight(weight, "nf4", None).opened() - weight).abs().mean()
+    assert float(error) == pytest.approx(0.0728, rel=0.01)
+
+
 @pytest.mark.parametrize("kept", [dict(form="nf4"), dict(form="fp8"), dict(swap_blocks=2)], ids=str)
 def test_names_and_dtypes_of_a_state_dict_stay(kept: dict[str, Any]) -> None:
     plain, net = _net(dtype=torch.bfloat16), _net(dtype=torch.bfloat16, **kept)
