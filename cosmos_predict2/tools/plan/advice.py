@@ -205,7 +205,7 @@ def _frozen(work: Workload) -> Iterator[Change]:
     if work.lora_rank is None or keeps or work.mode == "none" or work.every_n_blocks > 1 or work.shard_size > 1:
         return
     blocks = len(work.net.blocks)
-    for form, count, distance in (("full", blocks // 2, 2), ("fp8", 0, 3), ("nf4", 0, 4), ("nf4", blocks, 5)):
+    for form, count, distance in (("full", blocks // 2, 2), ("full", blocks, 3), ("fp8", 0, 4), ("nf4", 0, 6)):
         settings = {"frozen_weights": form if form != "full" else "", "swap_blocks": count}
         overrides = tuple(f"model.config.{key}={value}" for key, value in settings.items() if value)
         remark = "" if form == "full" else f"the base in {form}: its results change a little"

@@ -76,7 +76,7 @@ def test_advice_holds_when_it_is_followed(num_gpus: int, gpu_memory: float) -> N
             "experiment=predict2_video2world_2b_action_conditioned_training",
             ["lora", "optimizer.offload", "optimizer.offload", "", ""],
         ),
-        (f"experiment={AGIBOT.format('14b')}", [None, None, "swap_blocks", "frozen_weights=nf4", "optimizer.offload"]),
+        (f"experiment={AGIBOT.format('14b')}", [None, None, "swap_blocks", "swap_blocks", "optimizer.offload"]),
     ],
 )
 def test_one_card(experiment: str, expected: list[str | None], capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,4 +142,4 @@ def test_presets_of_one_card_fit_it(name: str, capsys: pytest.CaptureFixture[str
     values = json.loads(capsys.readouterr().out)
     found = values["memory_bytes"] if "memory_bytes" in values else values["forms"]["whole"]
     print(name, found["total"] / GB, found.get("host", 0) / GB)
-    assert 8 * GB < found["total"] < (1 - MARGIN) * card.memory * GB
+    assert 7 * GB < found["total"] < (1 - MARGIN) * card.memory * GB
