@@ -24,10 +24,10 @@ from cosmos_predict2.models.text import (
 )
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.layers import Start
-from cosmos_predict2.pipelines.recorded_run import follow_text
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder, Strategy, combine
 from cosmos_predict2.text.tiny_reason1 import TINY, write_tiny_reason1
+from cosmos_predict2.world_model.assembly import follow_text
 from cosmos_predict2.world_model.config import EMAConfig, FlowConfig
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
