@@ -168,10 +168,10 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
-    from cosmos_predict2.pipelines.multiview import pipeline_of
-    from cosmos_predict2.pipelines.video2world import announce, check_num_gpus
+    from cosmos_predict2.pipelines.multiview import MultiviewPipeline
+    from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, announce, check_num_gpus
     from cosmos_predict2.world_model.assembly import check_device, check_parts
-    from cosmos_predict2.world_model.config import PRECISIONS
+    from cosmos_predict2.world_model.config import PRECISIONS, MultiviewPipelineConfig
     from cosmos_predict2.world_model.objectives import chosen_solver, objective_of
     from imaginaire import distributed
     from imaginaire.distributed.parallel import current_dims
@@ -202,7 +202,8 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
     def make_pipeline() -> Any:
         if args.num_gpus > 1 and is_leader:
             announce()
-        return pipeline_of(config).from_config(
+        pipeline = MultiviewPipeline if isinstance(config, MultiviewPipelineConfig) else Video2WorldPipeline
+        return pipeline.from_config(
             config,
             dit_path,
             use_text_encoder=not args.prompt_embeddings,

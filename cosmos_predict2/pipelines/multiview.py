@@ -13,7 +13,6 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.data.views import stacked
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, brought_to_size, input_files
 from cosmos_predict2.text.prompt_embeddings import read_constant_embedding
-from cosmos_predict2.world_model.config import MultiviewPipelineConfig, Video2WorldPipelineConfig
 from imaginaire.errors import ConfigError, DataError
 
 EMBEDDINGS = ".pt"  # of prompts: a file of embeddings [1, V * tokens, width]
@@ -71,11 +70,6 @@ class MultiviewPipeline(Video2WorldPipeline):
         video, *rest = made if isinstance(made, tuple) else (made,)
         video = rearrange(video, "b c f (v h) w -> b c f h (v w)", v=self.world.net.num_views)
         return (video, *rest) if rest else video
-
-
-def pipeline_of(config: Video2WorldPipelineConfig) -> type[Video2WorldPipeline]:
-    """The class of a config's pipeline."""
-    return MultiviewPipeline if isinstance(config, MultiviewPipelineConfig) else Video2WorldPipeline
 
 
 def prompt_of_file(path: str, num_views: int) -> str:
