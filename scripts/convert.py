@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, is_adapter, open_weights
 from cosmos_predict2.checkpoints.export import FORMS, Export, export, written_file
 from cosmos_predict2.checkpoints.export_adapters import ADAPTER_FORMS, export_adapter
 from cosmos_predict2.checkpoints.folders import FOLDER_FORMS, plan_folder, verify_parts, write_parts
@@ -45,7 +46,8 @@ adapter in another layout. DESTINATION is the folder to write, of the last two t
 to --lora of the inference program; the adapters of a policy (--to peft) to model.config.policy.lora_path.
 
 --to diffusers-pipeline, released: whole folders with tokenizer and text encoder, which are looked for beside SOURCE, in
-its card and below checkpoints/. --dtype is that of the network. --from SOURCE --to FOLDER writes diffusers' pipeline.
+its card and below checkpoints/. --dtype is that of the network. --from SOURCE --to FOLDER writes diffusers' pipeline,
+of adapters diffusers-lora.
 
 --to public: a policy that has a published layout (OpenVLA, PI0.5) as its folder; adapters are added to the weights.
 Another is written as scripts.train_policy does. SOURCE is a run or a folder. --from RUN --to FOLDER writes the same.
@@ -104,12 +106,7 @@ add("--tokenizer_path", default="", metavar="PATH", help="the tokenizer of a who
 add("--text_encoder_path", default="", metavar="FOLDER", help="the text encoder of a whole folder, the same")
 add("--no_text_encoder", action="store_true", help="a whole folder without its text encoder")
 add("--overwrite", action="store_true", help="replace a file or folder that exists")
-add(
-    "--verify",
-    action="store_true",
-    help="compare names, values, outputs; what exists is compared, not written",
-)
-
+add("--verify", action="store_true", help="compare names, values, outputs; what exists is compared, not written")
 add("--push", metavar="ORG/NAME", help="then send what was written, with its card, to this repository of the hub")
 add("--public", action="store_true", help="with --push: a repository that all may read, where it is a new one")
 add("--dry_run", action="store_true", help="with --push: log what would be sent, and send nothing")
@@ -117,26 +114,23 @@ add("--dry_run", action="store_true", help="with --push: log what would be sent,
 
 def run(args: argparse.Namespace) -> None:
     """Convert, write a card beside weights, and send both where that is asked for."""
-    source, destination, form = _source_and_destination(args)
-    form = form or _form_of(source, destination, is_folder=args.from_ is not None)
+    args.source, args.destination, form = _source_and_destination(args)
+    form = form or _form_of(args.source, args.destination, is_folder=args.from_ is not None)
     push = Push(args.push or "", args.dry_run, args.public)
     if args.push is None and (args.dry_run or args.public):
         raise ConfigError("--dry_run and --public go with --push ORG/NAME.")
     if args.push is not None:
         if form in _TRAINING:
             raise ConfigError(f"--push sends weights that others read, which --to {form} does not write.")
-        push.check(destination)
-    is_compared = args.verify and not args.overwrite and storage.exists(destination)
-    _run(args)
-    if form not in _TRAINING and not is_compared:
-        write_card(destination, source)
+        push.check(args.destination)
+    if _run(args, form) and form not in _TRAINING:
+        write_card(args.destination, args.source)
     if args.push is not None:
-        push.send(destination, source)
+        push.send(args.destination, args.source)
 
 
-def _run(args: argparse.Namespace) -> None:
-    args.source, args.destination, form = _source_and_destination(args)
-    form = form or _form_of(args.source, args.destination, is_folder=args.from_ is not None)
+def _run(args: argparse.Namespace, form: str) -> bool:
+    """True if something was written, and not only compared."""
     if form in ("standard", "dcp", PUBLIC):
         of_weights = {
             "--weights": args.weights != "auto" and form != PUBLIC,
@@ -152,9 +146,9 @@ def _run(args: argparse.Namespace) -> None:
             raise ConfigError(f"--to {form} keeps {kept}, so {', '.join(given)} cannot be applied.")
         if form == PUBLIC:
             _to_public(args)
-            return
-        convert(args.source, args.destination, form, verifies=args.verify)
-        return
+        else:
+            convert(args.source, args.destination, form, verifies=args.verify)
+        return True
     options: dict[str, Any] = dict(
         which=_WHICH[args.weights],
         dtype=_DTYPES[args.dtype] if args.dtype else None,
@@ -181,13 +175,15 @@ def _run(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"--{others[0]} is for whole folders (--to {' or '.join(FOLDER_FORMS)}), not for --to {form}."
         )
-    if args.verify and not args.overwrite and storage.exists(written_file(job)):
-        log.info("%s exists: it is compared, not written", args.destination)
-    else:
+    is_written = not (args.verify and not args.overwrite and storage.exists(written_file(job)))
+    if is_written:
         tensors = write()
         log.info("wrote %s (%d tensors%s)", args.destination, len(tensors), f", {args.dtype}" if args.dtype else "")
+    else:
+        log.info("%s exists: it is compared, not written", args.destination)
     if args.verify:
         verify()
+    return is_written
 
 
 def _source_and_destination(args: argparse.Namespace) -> tuple[str, str, str | None]:
@@ -232,17 +228,17 @@ def _to_public(args: argparse.Namespace) -> None:
 
 
 def _form_of(source: str, destination: str, *, is_folder: bool) -> str:
-    """The form by the suffix of the destination; in a folder a policy becomes public, a network a pipeline."""
+    """The form by the suffix of the destination; in a folder a policy becomes public, the others diffusers'."""
     from cosmos_predict2.rl.policies.files import holds_policy
 
     suffixes = {".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
     found = next((form for suffix, form in suffixes.items() if destination.endswith(suffix)), None)
     if found is not None:
         return found
-    if holds_policy(source):
+    if holds_policy(inside_a_pipeline(source)):
         return PUBLIC
     if is_folder:
-        return FOLDER_FORMS[0]
+        return "diffusers-lora" if is_adapter(open_weights(source)) else FOLDER_FORMS[0]
     forms = f"choose another name, or give SOURCE DESTINATION --to FORM: {', '.join(KNOWN)}"
     raise ConfigError(f"{destination} does not end in .pt or .safetensors, and {source} is no policy: {forms}.")
 

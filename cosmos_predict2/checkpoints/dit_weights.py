@@ -8,7 +8,7 @@ folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transform
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from math import isqrt
@@ -413,9 +413,14 @@ _OTHER_ACTIONS = (
 _MUST_AGREE = ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_width", "image_width")
 
 
+def is_adapter(names: Collection[str]) -> bool:
+    """True if the names are those of LoRA factors alone."""
+    return bool(names) and all(".lora_" in name or name.endswith(".alpha") for name in names)
+
+
 def _what_it_is(names: Mapping[str, Any]) -> str:
     """The likely kind of weights of another sort, for messages."""
-    if names and all(".lora_" in name or name.endswith(".alpha") for name in names):
+    if is_adapter(names):
         return "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
     shown = ", ".join(list(names)[:4])
     return f"'{_PATCH}' and its kin are missing. Its names: {shown or 'none'}" + (", ..." if len(names) > 4 else "")

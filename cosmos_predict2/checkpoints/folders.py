@@ -67,6 +67,8 @@ def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = 
     if is_hub(job.source):
         raise ConfigError(f"{job.source} is on the hub: fetch the folder first (hf download), and give its path.")
     network = network_of_job(replace(job, form="diffusers"))
+    if not network.prefix:
+        raise CheckpointError(f"{job.source} is a {network.described}: a whole folder is made of the video network.")
     config, card = network.config(), network.card
     family, to, beside = _family(config, card), job.destination.rstrip("/"), _folder_of(job.source)
     is_pipeline, has_image = job.form == FOLDER_FORMS[0], config.get("image_dim") is not None
@@ -164,8 +166,8 @@ def _family(config: Config, card: ModelCard) -> _Family:
 
 def _folder_of(source: str) -> str:
     """The folder whose parts belong to a source: itself, or the one that holds the file or the transformer."""
-    folder = source if names_at(source) else os.path.dirname(source)
-    above = os.path.dirname(folder.rstrip("/"))
+    folder = source if names_at(source) else os.path.dirname(source) or "."
+    above = os.path.dirname(folder.rstrip("/")) or "."
     return above if INDEX in names_at(above) else folder
 
 

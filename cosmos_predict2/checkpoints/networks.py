@@ -54,7 +54,7 @@ class Network:
     rename: Callable[[str], str | None]  # to the names of diffusers
     config: Callable[[], Config]  # config.json of diffusers; raises where it has no class for the network
     original_config: Callable[[], Config] | None = None  # config.json of the release, where that is a folder
-    build: Callable[[], Any]  # the network, or a tokenizer, with random weights
+    build: Callable[[], Any]  # the network, or a tokenizer with its weights
 
 
 def open_network(source: str, which: str = "auto", rope_scale: Ratios | None = None) -> Network:
@@ -195,7 +195,7 @@ def _tokenizer(source: str, found: Mapping[str, Tensor]) -> Network:
         prefix="",
         rename=rename,
         config=lambda: {"_class_name": "AutoencoderKLWan", **described, **_FIXED, **factors, **constants},
-        build=lambda: WanTokenizer(config=sizes, allow_random=True, **constants),
+        build=lambda: WanTokenizer(source, config=sizes, **constants),
     )
 
 

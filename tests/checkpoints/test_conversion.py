@@ -158,6 +158,8 @@ def test_each_pair_of_forms_of_an_adapter_is_exact(name: str, tmp_path: Path) ->
         _assert_same_adapter(read_adapter(written), expected)
         for second in ADAPTER_FORMS:
             _assert_same_adapter(read_adapter(_to(second, written, tmp_path / first)), expected)
+    _convert("--from", written, "--to", str(tmp_path / "folder_of_diffusers"), "--verify")
+    assert (tmp_path / "folder_of_diffusers/pytorch_lora_weights.safetensors").exists()
     with pytest.raises(CheckpointError, match=r"is a LoRA adapter, so give it with --lora"):
         _to("safetensors", written, tmp_path)
     with pytest.raises(CheckpointError, match="holds no LoRA adapter"):
@@ -336,7 +338,7 @@ def test_a_whole_folder_goes_to_diffusers_and_back(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_faults_and_missing_parts_of_a_whole_folder_are_found(tmp_path: Path) -> None:
+def test_faults_and_missing_parts_of_a_whole_folder_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, pipeline = _parts("Video2World", tmp_path), str(tmp_path / "pipeline")
     words = ["--from", source, "--to", pipeline]
     _convert(*words)
@@ -361,6 +363,11 @@ def test_faults_and_missing_parts_of_a_whole_folder_are_found(tmp_path: Path) ->
             _convert(*without)
     _convert(*without, "--no_text_encoder", "--tokenizer_path", f"{pipeline}/vae")
     assert json.loads((tmp_path / "without/model_index.json").read_text())["text_encoder"] == [None, None]
+    monkeypatch.chdir(pipeline)
+    _convert("--from", "transformer", "--to", "../of_its_transformer")  # with the parts beside it
+    _convert("--from", "../pipeline/", "--to", "../of_its_transformer", "--verify")
+    with pytest.raises(CheckpointError, match=r"is a tokenizer of Wan2\.1, width 4: a whole folder"):
+        _convert("--from", "vae", "--to", "../of_its_tokenizer")
     with pytest.raises(ConfigError, match="--no_text_encoder is for whole folders"):
         _convert(source, str(tmp_path / "x.pt"), "--no_text_encoder")
     with pytest.raises(CheckpointError, match=r"TinyTokenizer, for which diffusers has no class.*--to diffusers"):

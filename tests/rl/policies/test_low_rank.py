@@ -208,7 +208,8 @@ MIXED = [  # words of scripts.convert, RUN a policy; and what the error names
     ("RUN OUT --to pubic", "Did you mean public?"),
     ("RUN OUT --to OUT", "destination is the second word"),
     ("--from RUNN --to OUT", "RUNN"),
-    ("--from WEIGHTS --to OUT", "is no policy"),
+    ("WEIGHTS OUT", "is no policy"),
+    ("--from WEIGHTS --to OUT", "does not hold the weights of a video network"),
     ("--from RUN --to s3://bucket/out", "s3://bucket/out: a policy is written to a folder of this machine"),
 ]
 
