@@ -21,6 +21,7 @@ from cosmos_predict2.rl.episodes.decisions import (
 )
 from cosmos_predict2.rl.episodes.episodes import Trajectories
 from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.learner import rows_of
 from cosmos_predict2.rl.policies.pi05 import flow, layout
 from cosmos_predict2.rl.policies.pi05.config import read_config
 from cosmos_predict2.rl.policies.pi05.inputs import Quantiles, prompt_text, prompt_tokens, resize_with_pad
@@ -218,7 +219,7 @@ def test_dapo_losses_and_gradients(is_shuffled: bool, golden: Golden) -> None:
             parts = list(in_minibatches(whole, rows_that_count(whole, rl), rl, seed=3, first=0))
         else:
             places = whole.record["place"].unflatten(0, (chunks, episodes))
-            parts = [whole.rows(rows) for e in range(episodes) for rows in places[:, e].split(size)]
+            parts = [rows_of(whole, rows) for e in range(episodes) for rows in places[:, e].split(size)]
         losses = torch.stack([_loss_of(part, cut.flatten(0, 1), rl) for part in parts]) / rl.micro_batches
         for e, gradient in enumerate(torch.autograd.grad(losses.sum(), given)):
             tensors[f"grad{suffix}_{e}"].compare(gradient, **LOSSES)
