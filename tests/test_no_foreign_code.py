@@ -20,7 +20,7 @@ from cosmos_predict2.text.reason1 import Reason1Encoder, load_reason1
 from cosmos_predict2.text.t5 import T5Encoder
 from imaginaire.errors import CheckpointError
 from tests.guardrail.tiny_guards import make_llama_guard, make_video_filter
-from tests.rl.rewards.tiny_judges import make_reason1, make_video_align
+from tests.rl.rewards.tiny_judges import make_qwen3, make_reason1, make_video_align
 from tests.text.folders import reason1_folder, t5_folder
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +56,7 @@ CALLS: dict[str, tuple[Callable[[Path], Any], str, Callable[[Path], Any], bool]]
     "t5_tokenizer": (t5_folder, "config.json", lambda folder: T5Encoder(str(folder)), False),
     "judge_tokenizer": (make_reason1, "tokenizer_config.json", lambda folder: _judge("cosmos_reason1", folder), False),
     "judge_model": (make_reason1, "config.json", lambda folder: _judge("cosmos_reason1", folder), False),
+    "topreward_config": (make_qwen3, "config.json", lambda folder: _judge("topreward", folder), False),
     "llama_guard_tokenizer": (
         make_llama_guard,
         "meta-llama/Llama-Guard-3-8B/tokenizer_config.json",

@@ -31,6 +31,8 @@ REWARDS = buildable.shipped(
         "motion": f"{_HERE}.verifiable:Motion",
         "cosmos_reason1": f"{_HERE}.judges.reason1_reward:Reason1Reward",
         "dance_grpo": f"{_HERE}.judges.video_align:VideoAlign",
+        "topreward": f"{_HERE}.judges.robot_progress:TOPReward",
+        "robometer": f"{_HERE}.judges.robot_progress:Robometer",
     },
 )
 

@@ -96,3 +96,49 @@ def make_video_align(folder: Path) -> Any:
     }
     (folder / "model_config.json").write_text(json.dumps(settings))
     return adapted.eval()
+
+
+def make_qwen3(folder: Path) -> Any:
+    """Qwen3-VL as on the hub; gives the network."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    tokenizer = tokenizer_of_bytes([*SPECIAL, "<|image_pad|>"])
+    tokenizer.save_pretrained(folder)
+    text = dict(TEXT, vocab_size=len(tokenizer) + 5, head_dim=16, tie_word_embeddings=False)
+    vision = dict(
+        depth=2, hidden_size=32, num_heads=2, intermediate_size=48, out_hidden_size=32, deepstack_visual_indexes=[0],
+        num_position_embeddings=64,
+    )  # fmt: skip
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=False, **_ids(tokenizer),
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    network = Qwen3VLForConditionalGeneration(config).eval()
+    network.save_pretrained(folder)
+    return network
+
+
+def make_robometer(folder: Path) -> tuple[Any, Any]:
+    """Robometer in LeRobot's layout, ``folder/base`` with its tokenizer; gives the network and the heads."""
+    from safetensors.torch import save_file
+    from torch import nn
+
+    network = make_qwen3(folder / "base")
+    heads = nn.ModuleDict(
+        {
+            f"{name}_head": nn.Sequential(
+                nn.Linear(32, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, outputs)
+            )
+            for name, outputs in (("progress", 10), ("preference", 1), ("success", 1))
+        }
+    ).eval()
+    state = {f"model.{name}": tensor for name, tensor in network.state_dict().items()}
+    state |= dict(heads.state_dict()) | {"frame_pool_attn.weight": torch.zeros(1, 32)}
+    save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    settings = dict(
+        type="robometer", use_multi_image=True, use_per_frame_progress_token=True, progress_loss_type="discrete",
+        progress_discrete_bins=10, vlm_config=network.config.to_dict(),
+    )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(settings))
+    return network, heads

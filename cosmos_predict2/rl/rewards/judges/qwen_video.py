@@ -35,8 +35,15 @@ class Patches:
         return math.prod(self.grid) // MERGE**2
 
 
-def patches_of(frames_F_C_H_W: Tensor, least: int, most: int) -> Patches:
-    """The patches of uint8 frames with ``least`` to ``most`` pixels each and sides of multiples of 28 pixels.
+def patches_of(
+    frames_F_C_H_W: Tensor,
+    least: int,
+    most: int,
+    patch: int = PATCH,
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
+) -> Patches:
+    """The patches of uint8 frames with ``least`` to ``most`` pixels each and sides of multiples of two patches.
 
     A last odd frame is left out; a single one is there twice.
     """
@@ -44,23 +51,24 @@ def patches_of(frames_F_C_H_W: Tensor, least: int, most: int) -> Patches:
     if len(frames) == 1:
         frames = frames.repeat(FRAMES, 1, 1, 1)
     frames = frames[: len(frames) // FRAMES * FRAMES]
-    height, width = size_within(frames.shape[2], frames.shape[3], least, most)
+    height, width = size_within(frames.shape[2], frames.shape[3], least, most, patch * MERGE)
     frames = F.interpolate(frames, (height, width), mode="bicubic", antialias=True).round().clamp(0, 255) / 255
-    frames = (frames - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    t, h, w = len(frames) // FRAMES, height // PATCH, width // PATCH
-    cut = frames.reshape(t, FRAMES, 3, h // MERGE, MERGE, PATCH, w // MERGE, MERGE, PATCH)
+    frames = (frames - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    t, h, w = len(frames) // FRAMES, height // patch, width // patch
+    cut = frames.reshape(t, FRAMES, 3, h // MERGE, MERGE, patch, w // MERGE, MERGE, patch)
     return Patches(cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, -1), (t, h, w))
 
 
-def size_within(height: int, width: int, least: int, most: int) -> tuple[int, int]:
-    """Multiples of 28 nearest to the sides, with at least ``least`` and at most ``most`` pixels, if both can be."""
-    sides = [max(SIDE, round(side / SIDE) * SIDE) for side in (height, width)]
+def size_within(height: int, width: int, least: int, most: int, step: int = SIDE) -> tuple[int, int]:
+    """Multiples of ``step`` nearest to the sides, with at least ``least`` and at most ``most`` pixels, if both can
+    be."""
+    sides = [max(step, round(side / step) * step) for side in (height, width)]
     if math.prod(sides) > most:
         scale = math.sqrt(height * width / most)
-        sides = [max(SIDE, math.floor(side / scale / SIDE) * SIDE) for side in (height, width)]
+        sides = [max(step, math.floor(side / scale / step) * step) for side in (height, width)]
     elif math.prod(sides) < least:
         scale = math.sqrt(least / (height * width))
-        sides = [math.ceil(side * scale / SIDE) * SIDE for side in (height, width)]
+        sides = [math.ceil(side * scale / step) * step for side in (height, width)]
     return sides[0], sides[1]
 
 
@@ -85,9 +93,10 @@ class Asked:
 
 
 def asked_of(tokenizer: Any, text: str, patches: Patches, video_token: int, seconds: float = 0.0) -> Asked:
-    ids: list[int] = []
-    for word in tokenizer.encode(text, add_special_tokens=False):
-        ids += [word] * (patches.num_tokens if word == video_token else 1)
+    """The question of a text whose places of videos share the patches evenly."""
+    words = tokenizer.encode(text, add_special_tokens=False)
+    each = patches.num_tokens // words.count(video_token)
+    ids = [word for word in words for _ in range(each if word == video_token else 1)]
     return Asked(ids, patches, seconds)
 
 
