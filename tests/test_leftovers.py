@@ -63,7 +63,7 @@ CALLED_FROM_OUTSIDE = {
     *("redirect_request", "handle_exit"),  # urllib and uvicorn call them
     "load_bytes",  # torch calls it
 }
-HOOKS = ("on_", "visit_", "__")  # called by name
+HOOKS = ("on_", "visit_", "check_", "__")  # called by name, or because of it
 
 
 def test_product_code_is_used_by_more_than_tests() -> None:

@@ -117,10 +117,9 @@ def differences(
 
 
 def other_settings(expected: Config, found: Config, where: str = CONFIG) -> Iterator[str]:
-    expected = json.loads(json.dumps(expected, default=str))
-    found = json.loads(json.dumps(found, default=str))
     for name in expected:
-        if found.get(name) != expected[name]:
+        ours, theirs = (json.dumps(each.get(name), default=str, sort_keys=True) for each in (expected, found))
+        if ours != theirs:
             yield f"{where} has {name}={found.get(name)}, the source {expected[name]}"
 
 
@@ -203,7 +202,7 @@ def _output_of_diffusers(folder: str, network: Network, dtype: torch.dtype) -> T
 
     config = network.config()
     options: Config = dict(torch_dtype=dtype, output_loading_info=True, local_files_only=True, use_safetensors=True)
-    part, report = getattr(diffusers, config["_class_name"]).from_pretrained(folder, **options)
+    part, report = getattr(diffusers, config["_class_name"]).from_pretrained(folder, trust_remote_code=False, **options)
     if any(report.values()):
         raise CheckpointError(f"{folder}: diffusers' {config['_class_name']} does not take it as it is: {report}.")
     if not network.prefix:

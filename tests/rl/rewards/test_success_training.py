@@ -294,8 +294,8 @@ def test_recordings_have_their_successes_what_came_just_before_and_how_far_it_wa
         assert part.success_N.nonzero().flatten().tolist() == [12]
         assert part.near_N.nonzero().flatten().tolist() == [9, 10, 11]
         torch.testing.assert_close(part.progress_N, found.discount ** torch.arange(12.0, -1, -1))
-    with pytest.raises(DataError, match=r"no column 'next\.success'"):
-        recorded(recordings, "next.success")
+    with pytest.raises(DataError, match=r"no column 'next\.win'"):
+        recorded(recordings, "next.win")
     with pytest.raises(DataError, match="1 of 6 episodes are held out, but 2"):
         recorded(recordings, "next.done", val_fraction=0.1)
 
