@@ -228,6 +228,9 @@ def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(
     gap = {"greedy_above_sampled": Estimate(0.53, 0.4, 0.66, 16)}
     assert judge(figures(), {"policy": gap}).verdict == "no"
     assert judge(figures(), {"policy": {"greedy_above_sampled": Estimate(0.29, 0.15, 0.44, 16)}}).verdict == "go"
+    monkeypatch.setattr(imagination_check, "NullPolicy", lambda *given: policy)  # nothing is as good as what it plays
+    again = attempted(policy)
+    assert again["true_above_nothing"].value == pytest.approx(-found["greedy_above_sampled"].value)
 
 
 def test_the_verdict_follows_the_bounds() -> None:
