@@ -112,7 +112,7 @@ WAITS_OF_REWARDS = {
 }
 WAITS_OF_RATIOS = {
     "cosmos_predict2/rl/clips/rollout.py:_watched reads a number",
-    "cosmos_predict2/rl/clips/rollout.py:mapped copies to the host",  # offload_trajectories
+    "cosmos_predict2/rl/learner.py:mapped copies to the host",  # offload_trajectories
 }
 
 

@@ -486,7 +486,8 @@ def _path_by_noise_levels(
 ) -> SamplingPath:
     levels = config.timestamps
     sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
-    return SamplingPath(guided(Denoiser.__call__), noise_B_C_T_H_W * levels.t_max, sigmas, solver)
+    predict = guided(lambda denoiser, *given: denoiser(*given))
+    return SamplingPath(predict, noise_B_C_T_H_W * levels.t_max, sigmas, solver)
 
 
 def distilled_times(num_steps: int, shift: float = 5.0) -> Tensor:
