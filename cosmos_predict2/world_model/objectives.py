@@ -183,6 +183,13 @@ Predict = Callable[[Denoiser, Tensor, Tensor, Condition, Prepared | None], Tenso
 Guided = Callable[[Predict], Callable[[Tensor, Tensor], Tensor]]
 
 
+def clean_latents(
+    denoiser: Denoiser, xt: Tensor, sigma: Tensor, condition: Condition, prepared: Prepared | None
+) -> Tensor:
+    """The prediction of the denoiser as it is; a timed one may stand in its place."""
+    return denoiser(xt, sigma, condition, prepared)
+
+
 @dataclass(frozen=True)
 class SamplingPath:
     """One way from noise to latents: ``finish(sample(denoise, start, sigmas, stepper))``."""
@@ -486,8 +493,7 @@ def _path_by_noise_levels(
 ) -> SamplingPath:
     levels = config.timestamps
     sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
-    predict = guided(lambda denoiser, *given: denoiser(*given))
-    return SamplingPath(predict, noise_B_C_T_H_W * levels.t_max, sigmas, solver)
+    return SamplingPath(guided(clean_latents), noise_B_C_T_H_W * levels.t_max, sigmas, solver)
 
 
 def distilled_times(num_steps: int, shift: float = 5.0) -> Tensor:
