@@ -106,7 +106,7 @@ def export(job: Export) -> Mapping[str, Tensor]:
 
 
 def readme(config: Config, folder: str, name: str) -> str:
-    """What the card of weights for diffusers says of them; empty for a network without frame rates."""
+    """The part of a card on weights for diffusers; empty for a network without frame rates."""
     if config["_class_name"] != diffusers_names.CLASS_NAME:
         return ""
     variable = "transformer" if name == config["_class_name"] else "pipe"

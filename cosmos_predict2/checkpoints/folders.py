@@ -42,7 +42,7 @@ _PIPELINE = ("transformer", "vae", TEXT_ENCODER, TOKENIZER)
 
 @dataclass(frozen=True)
 class _Family:
-    """What diffusers and the release have beside a network."""
+    """The parts that diffusers and the release have beside a network."""
 
     pipeline: str
     scheduler: Config

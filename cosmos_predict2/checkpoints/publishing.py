@@ -55,7 +55,7 @@ def write_card(folder: str, source: str) -> None:
 
 @dataclass(frozen=True)
 class Push:
-    """What is sent: the files of a folder, or one file with its card."""
+    """The files to send: those of a folder, or one file with its card."""
 
     repository: str
     dry_run: bool = False

@@ -133,7 +133,7 @@ def refusals(options: Options, runner: Runner, figures: WayResults) -> list[Phas
 
 
 def became_worse(phase: Phase, runner: Runner, figures: WayResults) -> bool | None:
-    """Whether what was learnt truly succeeds less than the policy that learnt it, on starts of their own; None where
+    """True where the learnt policy truly succeeds less than the one that learnt it, on starts of their own; None where
     that was not tried."""
     names = [f"{name}{phase.end}" for name in (way.TRIAL_BEFORE, way.TRIAL_AFTER)]
     steps = {step.name: step for step in runner.steps}
