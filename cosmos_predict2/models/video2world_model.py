@@ -321,7 +321,7 @@ class Video2WorldModel(ImaginaireModel):
 
     def given_view(self, size: int, generators: Draws) -> Tensor | None:
         """The view of each sample of which all frames are given, [B]; None where the config has none."""
-        locations = getattr(self.pipe_config, "condition_locations", ())
+        locations = self.pipe_config.conditioning
         if "any_cam" in locations:
             return generators.integers(0, self.net.num_views, GIVEN_VIEW_KEY)
         if "ref_cam" not in locations:
@@ -508,7 +508,7 @@ class Video2WorldModel(ImaginaireModel):
                     f" of the {x0.shape[0]} samples, and below the {x0.shape[2]} latent frames."
                 )
             return given.expand(x0.shape[0]) if given.numel() == 1 else given
-        if "first_random_n" not in getattr(self.pipe_config, "condition_locations", ("first_random_n",)):
+        if "first_random_n" not in self.pipe_config.conditioning:
             return torch.zeros(x0.shape[0], dtype=torch.int64)
         if is_fixed:
             return torch.full((x0.shape[0],), self.config.fewest_conditional_frames, device=x0.device)
