@@ -134,6 +134,8 @@ def _compare_outputs(job: Export, source: Network, written: Network) -> None:
     except ConfigError as error:
         log.info("outputs are not compared: %s", error)
         return
+    if not (expected.isfinite().all() and found.isfinite().all()):
+        refuse(job, ["outputs are not finite, so that they cannot be compared"])
     if not torch.equal(expected, found):
         refuse(job, [f"its outputs differ by up to {(expected - found).abs().max():.2g}: its card has other settings"])
     log.info("verified: the outputs of both are equal")
@@ -155,6 +157,7 @@ def _output(network: Network, dtype: torch.dtype | None = None) -> tuple[Tensor,
     merged = merge_lora_state(network.tensors, network.card.lora_alpha or 1.0)
     tensors = {name: cast_to(merged[name], dtype) for name in merged}
     computed = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    computed = torch.float32 if computed == torch.float16 else computed  # activations leave its range
     if not network.prefix:
         tokenizer: WanTokenizer = network.build().to(dtype=computed)
         weights.load_into(tokenizer.net.state_dict(), tensors).require(source=network.source)

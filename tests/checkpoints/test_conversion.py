@@ -267,6 +267,17 @@ def test_verify_finds_faults_of_an_adapter(form: str, tmp_path: Path) -> None:
         _convert(*words)
 
 
+def test_weights_in_float16_are_verified_beyond_its_range(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Activations of the tiny model that ships overflow in the float16 of its weights."""
+    caplog.set_level("INFO")
+    _convert(tiny_video2world_path(), str(tmp_path / "x.pt"), "--to", "pt", "--verify")
+    assert "verified: the outputs of both are equal" in caplog.text
+    source = _source(FAST, tmp_path)
+    _edit(source, lambda tensors: next(iter(tensors.values())).fill_(3e38))
+    with pytest.raises(CheckpointError, match="outputs are not finite"):
+        _convert(source, str(tmp_path / "y.pt"), "--to", "pt", "--verify")
+
+
 def test_verify_compares_training_states(tmp_path: Path) -> None:
     saved = CheckpointSet(str(tmp_path / "run/checkpoints"), "iter_000000004.pt")
     trees: dict[str, Any] = {kind: {"a": {"b": torch.arange(3.0), "c": 1}} for kind in KINDS}
