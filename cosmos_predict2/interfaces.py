@@ -86,7 +86,7 @@ class Guardrail(Protocol):
     """A check that may stop a generation, or hide what a video must not show. An error inside it counts as unsafe.
 
     It has one or more of ``check_prompt(prompt) -> Verdict``, ``check_video(frames_F_H_W_C) -> Verdict`` and
-    ``postprocess(frames_F_H_W_C) -> Tensor``; frames are uint8.
+    ``postprocess(frames_F_H_W_C) -> Tensor``; frames are uint8. A ``source``, if it has one, is named in the log.
     """
 
     name: str
