@@ -54,7 +54,7 @@ from cosmos_predict2.world_model.assembly import (
     part_digest,
     settle_attention,
 )
-from cosmos_predict2.world_model.config import PRECISIONS
+from cosmos_predict2.world_model.config import CONDITION_LOCATIONS, PRECISIONS, MultiviewPipelineConfig
 from cosmos_predict2.world_model.parallelize import parallelize_dit
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire import distributed
@@ -319,9 +319,14 @@ class Video2WorldModel(ImaginaireModel):
                 condition = condition.with_given_view(view_B.to(x0.device), self.net.num_views)
         return x0, condition
 
+    @property
+    def _condition_locations(self) -> Sequence[str]:
+        config = self.pipe_config
+        return config.condition_locations if isinstance(config, MultiviewPipelineConfig) else CONDITION_LOCATIONS[:1]
+
     def given_view(self, size: int, generators: Draws) -> Tensor | None:
         """The view of each sample of which all frames are given, [B]; None where the config has none."""
-        locations = self.pipe_config.conditioning
+        locations = self._condition_locations
         if "any_cam" in locations:
             return generators.integers(0, self.net.num_views, GIVEN_VIEW_KEY)
         if "ref_cam" not in locations:
@@ -508,7 +513,7 @@ class Video2WorldModel(ImaginaireModel):
                     f" of the {x0.shape[0]} samples, and below the {x0.shape[2]} latent frames."
                 )
             return given.expand(x0.shape[0]) if given.numel() == 1 else given
-        if "first_random_n" not in self.pipe_config.conditioning:
+        if "first_random_n" not in self._condition_locations:
             return torch.zeros(x0.shape[0], dtype=torch.int64)
         if is_fixed:
             return torch.full((x0.shape[0],), self.config.fewest_conditional_frames, device=x0.device)

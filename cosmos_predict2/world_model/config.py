@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the parts of a world model: network, tokenizer, text, conditioning, noise and sampling."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -131,11 +130,6 @@ class Video2WorldPipelineConfig(Section):
         return is_wan and self.net.get("in_channels", self.state_ch) > self.state_ch
 
     @property
-    def conditioning(self) -> Sequence[str]:
-        """The frames that are given in training: the first ones; several cameras have more (`CONDITION_LOCATIONS`)."""
-        return CONDITION_LOCATIONS[:1]
-
-    @property
     def rate_of_positions(self) -> float:
         """Frames per second that the network is given, whose positions in time may depend on it."""
         return self.fps
@@ -189,10 +183,6 @@ class MultiviewPipelineConfig(Video2WorldPipelineConfig):
     @property
     def rate_of_positions(self) -> float:
         return self.condition_fps or self.fps
-
-    @property
-    def conditioning(self) -> Sequence[str]:
-        return self.condition_locations
 
 
 @attrs.define(kw_only=True, slots=False)

@@ -91,9 +91,13 @@ def _batches_or_error(reader: Iterator[Any], num_workers: int) -> Iterator[Any]:
         try:
             batch = next(reader, over)
         except (RuntimeError, OSError, EOFError) as error:
-            if (meaning := explained(error, num_workers) or _dead_worker(reader, error, num_workers)) is not None:
-                raise meaning from error
-            raise
+            try:
+                meaning = explained(error, num_workers) or _dead_worker(reader, error, num_workers)
+            except RuntimeError as reported:  # raised by torch's handler of SIGCHLD, wherever this process is then
+                meaning = explained(reported, num_workers)
+            if meaning is None:
+                raise
+            raise meaning from error
         if batch is over:
             return
         if isinstance(batch, _Failure):
@@ -107,11 +111,8 @@ def _dead_worker(reader: Iterator[Any], error: Exception, num_workers: int) -> D
     if isinstance(error, RuntimeError) or not workers:
         return None
     deadline = time.monotonic() + 2
-    try:
-        while all(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    except RuntimeError as reported:  # raised by torch's handler of SIGCHLD
-        return explained(reported, num_workers)
+    while all(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
     dead = next((worker for worker in workers if not worker.is_alive()), None)
     if dead is None:
         return None

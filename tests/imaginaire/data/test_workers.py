@@ -3,6 +3,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,26 @@ def test_an_exception_that_cannot_be_sent_is_told_in_words() -> None:
 
 
 # torch raises from the signal of the child's end, now and then inside of a destructor, whose exception goes nowhere
+def test_a_death_that_torch_reports_meanwhile_is_that_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes whenever it comes, before the worker is asked after, too."""
+
+    class Reader:
+        _workers = (None,)
+
+        def __iter__(self) -> Iterator[Any]:
+            return self
+
+        def __next__(self) -> Any:
+            raise ConnectionResetError
+
+    def signalled() -> float:
+        raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly with exit code 3.")
+
+    monkeypatch.setattr(workers.time, "monotonic", signalled)
+    with pytest.raises(DataError, match="ended unexpectedly"):
+        next(workers._batches_or_error(Reader(), 2))
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("fault", ["killed", "exits"])
 def test_a_dead_worker_is_an_error_with_a_cure_and_no_hang(fault: str) -> None:
