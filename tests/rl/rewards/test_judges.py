@@ -16,14 +16,15 @@ from fastapi.testclient import TestClient
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import remote, wire
-from cosmos_predict2.rl.rewards.judges import qwen_video, video_align
-from cosmos_predict2.rl.rewards.judges.qwen_video import Asked, Patches, patches_of, size_within
+from cosmos_predict2.rl.rewards.judges import video_align
 from cosmos_predict2.rl.rewards.judges.reason1_reward import patches_and_pace
 from cosmos_predict2.rl.rewards.local import REWARDS, build
 from cosmos_predict2.rl.rewards.remote import Answer
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.server import create_app
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
+from cosmos_predict2.text import qwen_vl
+from cosmos_predict2.text.qwen_vl import Asked, Patches, patches_of, size_within
 from imaginaire.config import instantiate
 from imaginaire.config.compose import compose
 from imaginaire.errors import CheckpointError, ConfigError
@@ -83,10 +84,10 @@ def test_video_align_scores_as_its_network_with_live_adapters_does(released: tup
     network = adapted.base_model.model
     for row, prompt in enumerate(["a red ball", "b"]):
         patches = patches_of(video[row][:, [0, 11, 21, 32]].permute(1, 0, 2, 3), 100_352, 200_704)
-        text = qwen_video.conversation(video_align.SYSTEM, video_align.INSTRUCTION.replace(video_align.TEXT, prompt))
+        text = qwen_vl.conversation(video_align.SYSTEM, video_align.INSTRUCTION.replace(video_align.TEXT, prompt))
         token_id = network.config.video_token_id
-        asked = qwen_video.asked_of(judge.tokenizer, text, patches, token_id)
-        given = qwen_video.model_input([asked], token_id, network)
+        asked = qwen_vl.asked_of(judge.tokenizer, text, patches, token_id)
+        given = qwen_vl.model_input([asked], token_id, network)
         places = torch.arange(given["input_ids"].shape[1]).expand(3, 1, -1)
         with torch.no_grad():
             hidden = network.model(**given, position_ids=places).last_hidden_state[0]
@@ -261,14 +262,14 @@ def test_a_patch_holds_colours_frames_rows_and_columns_in_this_order() -> None:
 
 def test_a_question_is_asked_as_the_network_takes_it() -> None:
     asks = "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>why?<|im_end|>\n<|im_start|>assistant\n"
-    assert qwen_video.conversation("", "why?") == asks
-    assert qwen_video.conversation("be brief", "why?") == f"<|im_start|>system\nbe brief<|im_end|>\n{asks}"
-    assert qwen_video.plain("a <|video_pad|>") == "a < |video_pad|>"
+    assert qwen_vl.conversation("", "why?") == asks
+    assert qwen_vl.conversation("be brief", "why?") == f"<|im_start|>system\nbe brief<|im_end|>\n{asks}"
+    assert qwen_vl.plain("a <|video_pad|>") == "a < |video_pad|>"
     patches = patches_of(torch.zeros(4, 3, 28, 56, dtype=torch.uint8), 0, 10**9)
     tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 7, 2])
-    asked = [qwen_video.asked_of(tokenizer, "", patches, 7, seconds) for seconds in (0.5, 0.25)]
+    asked = [qwen_vl.asked_of(tokenizer, "", patches, 7, seconds) for seconds in (0.5, 0.25)]
     assert asked[0].ids == [1, 7, 7, 7, 7, 2]
-    given = qwen_video.model_input(asked, 7, SimpleNamespace(device="cpu", dtype=torch.float16))
+    given = qwen_vl.model_input(asked, 7, SimpleNamespace(device="cpu", dtype=torch.float16))
     assert given["mm_token_type_ids"].tolist() == [[0, 2, 2, 2, 2, 0]] * 2  # 1 is a picture
     assert given["video_grid_thw"].tolist() == [[2, 2, 4]] * 2 and given["attention_mask"].all()
     assert given["pixel_values_videos"].shape == (32, 3 * 2 * 14 * 14)

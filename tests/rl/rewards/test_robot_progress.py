@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges import qwen_video
 from cosmos_predict2.rl.rewards.judges.robot_progress import QUESTION, SPECIAL, STATEMENT
 from cosmos_predict2.rl.rewards.local import REWARDS, build, scored_by
+from cosmos_predict2.text import qwen_vl
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.rl.rewards.tiny_judges import make_qwen3, make_robometer
 
@@ -49,7 +49,7 @@ def test_topreward_is_the_probability_of_the_last_word(qwen3: tuple[Path, Any]) 
     assert shown.video_B_C_F_H_W is not None
     for row, task in enumerate(shown.prompts):
         frames = shown.video_B_C_F_H_W[row][:, [0, 7, 13, 20]].permute(1, 0, 2, 3)  # two a second of 2.1 s
-        patches = qwen_video.patches_of(frames, 1024, 10**6, 16, HALF, HALF)
+        patches = qwen_vl.patches_of(frames, 1024, 10**6, 16, HALF, HALF)
         assert patches.grid == (2, 4, 6)
         picture = f"<|vision_start|>{'<|video_pad|>' * 6}<|vision_end|>"
         text = f"<|im_start|>user\n<0.2 seconds>{picture}<1.2 seconds>{picture}{STATEMENT.replace('{task}', task)}"
@@ -76,7 +76,7 @@ def test_robometer_reads_its_heads_behind_the_last_picture(robometer: tuple[Path
     for row, task in enumerate(shown.prompts):
         chosen = [0, 3, 6, 9, 11, 14, 17, 20]
         cut = [shown.video_B_C_F_H_W[row][:, [k]].permute(1, 0, 2, 3) for k in chosen]
-        patches = [qwen_video.patches_of(frame, 1024, 10**6, 16, HALF, HALF) for frame in cut]
+        patches = [qwen_vl.patches_of(frame, 1024, 10**6, 16, HALF, HALF) for frame in cut]
         pictures = "".join(
             f"Picture {k}: <|vision_start|>{'<|image_pad|>' * 6}<|vision_end|><|prog_token|>" for k in range(1, 9)
         )

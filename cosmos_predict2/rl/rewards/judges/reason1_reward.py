@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.judges import qwen_video
-from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE
-from cosmos_predict2.text import pretrained
+from cosmos_predict2.text import pretrained, qwen_vl
+from cosmos_predict2.text.qwen_vl import FRAMES, SIDE
 from imaginaire.checkpoint import weights
 from imaginaire.distributed import parallel
 
@@ -69,24 +69,24 @@ class Reason1Reward:
             "prediction": ["Bad" if yes > no else "Good" for yes, no in logits_B_2.tolist()],
         }
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_video.Asked:
+    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_vl.Asked:
         patches, seconds = patches_and_pace(video_C_F_H_W, fps)
-        text = qwen_video.conversation(self.system, qwen_video.plain(prompt if self.asks_caption else self.question))
-        return qwen_video.asked_of(self.tokenizer, text, patches, self.model.config.video_token_id, seconds)
+        text = qwen_vl.conversation(self.system, qwen_vl.plain(prompt if self.asks_caption else self.question))
+        return qwen_vl.asked_of(self.tokenizer, text, patches, self.model.config.video_token_id, seconds)
 
     @torch.no_grad()
-    def _logits(self, batch: Sequence[qwen_video.Asked]) -> Tensor:
+    def _logits(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
         """[B, 2]: the logits of Yes and No as the first word of the answer."""
-        given = qwen_video.model_input(batch, self.model.config.video_token_id, self.model)
+        given = qwen_vl.model_input(batch, self.model.config.video_token_id, self.model)
         pace_B = torch.tensor([one.seconds for one in batch], device=self.device)
         found = self.model(**given, second_per_grid_ts=pace_B, logits_to_keep=1, use_cache=False)
         return found.logits[:, -1, [self.yes, self.no]].float().cpu()  # type: ignore[no-any-return]
 
 
-def patches_and_pace(video_C_F_H_W: Tensor, fps: float) -> tuple[qwen_video.Patches, float]:
+def patches_and_pace(video_C_F_H_W: Tensor, fps: float) -> tuple[qwen_vl.Patches, float]:
     """The patches of every k-th frame, as many as the model may see, and the seconds between their grid times."""
     interval = max(1, -(-video_C_F_H_W.shape[1] // MAX_FRAMES))
     frames_F_C_H_W = video_C_F_H_W[:, ::interval].permute(1, 0, 2, 3)
     num_grid_times = max(1, len(frames_F_C_H_W) // FRAMES)
-    patches = qwen_video.patches_of(frames_F_C_H_W, 16 * SIDE**2 * FRAMES, MAX_TOKENS * SIDE**2 // num_grid_times)
+    patches = qwen_vl.patches_of(frames_F_C_H_W, 16 * SIDE**2 * FRAMES, MAX_TOKENS * SIDE**2 // num_grid_times)
     return patches, FRAMES * interval / fps

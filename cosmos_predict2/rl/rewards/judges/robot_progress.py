@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.judges import qwen_video
-from cosmos_predict2.text import pretrained
+from cosmos_predict2.text import pretrained, qwen_vl
 from imaginaire import foreign_json
 from imaginaire.checkpoint import weight_files, weights
 from imaginaire.errors import CheckpointError, ConfigError
@@ -62,16 +62,16 @@ class TOPReward:
         log_B = qwen_video.in_batches(clips, self._asked, self._judged, self.clips_at_once)[:, 0]
         return {"value": log_B, "probability": log_B.exp()}
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, task: str) -> qwen_video.Asked:
+    def _asked(self, video_C_F_H_W: Tensor, fps: float, task: str) -> qwen_vl.Asked:
         pairs = max(1, min(self.max_frames, round(video_C_F_H_W.shape[1] / fps * 2)) // 2)
         frames = _evenly(video_C_F_H_W, 2 * pairs)
         pictures = "".join(f"<{k + 0.25:.1f} seconds>{PICTURE}" for k in range(pairs))
-        text = f"<|im_start|>user\n{pictures}{self.prompt.replace(TASK, qwen_video.plain(task))}"
+        text = f"<|im_start|>user\n{pictures}{self.prompt.replace(TASK, qwen_vl.plain(task))}"
         return _asked_of(self.tokenizer, text, frames, self.model)
 
     @torch.no_grad()
-    def _judged(self, batch: Sequence[qwen_video.Asked]) -> Tensor:
-        given = qwen_video.model_input(batch, self.model.config.video_token_id, self.model)
+    def _judged(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
+        given = qwen_vl.model_input(batch, self.model.config.video_token_id, self.model)
         logits_B_V = self.model(**given, logits_to_keep=2, use_cache=False).logits[:, -2].float()
         return logits_B_V.log_softmax(dim=1).gather(1, given["input_ids"][:, -1:]).cpu()
 
@@ -119,18 +119,18 @@ class Robometer:
         progress_B, success_B = qwen_video.in_batches(clips, self._asked, self._judged, self.clips_at_once).unbind(1)
         return {"value": progress_B, "progress": progress_B, "success": success_B}
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, task: str) -> qwen_video.Asked:
+    def _asked(self, video_C_F_H_W: Tensor, fps: float, task: str) -> qwen_vl.Asked:
         frames = _evenly(video_C_F_H_W, min(self.max_frames, video_C_F_H_W.shape[1]))
         pictures = "".join(f"Picture {k}: {PICTURE}{SPECIAL[-1]}" for k in range(1, len(frames) + 1))
-        text = f"<|im_start|>user\n{self.prompt.replace(TASK, qwen_video.plain(task))}{pictures}<|im_end|>\n"
+        text = f"<|im_start|>user\n{self.prompt.replace(TASK, qwen_vl.plain(task))}{pictures}<|im_end|>\n"
         # A picture is a video of one frame, twice there.
         return _asked_of(self.tokenizer, text, frames.repeat_interleave(2, dim=0), self.model.model)
 
     @torch.no_grad()
-    def _judged(self, batch: Sequence[qwen_video.Asked]) -> Tensor:
+    def _judged(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
         """[B, 2]: progress and success at the last frame."""
         network = self.model.model
-        given = qwen_video.model_input(batch, network.config.video_token_id, network)
+        given = qwen_vl.model_input(batch, network.config.video_token_id, network)
         hidden_B_S_D = network(**given, use_cache=False).last_hidden_state
         marks_B_S = given["input_ids"] == self.tokenizer.convert_tokens_to_ids(SPECIAL[-1])
         last_B_D = torch.stack([hidden[marks][-1] for hidden, marks in zip(hidden_B_S_D, marks_B_S)])
@@ -182,10 +182,10 @@ def _evenly(video_C_F_H_W: Tensor, count: int) -> Tensor:
     return video_C_F_H_W[:, chosen].permute(1, 0, 2, 3)
 
 
-def _asked_of(tokenizer: Any, text: str, frames_F_C_H_W: Tensor, model: Any) -> qwen_video.Asked:
+def _asked_of(tokenizer: Any, text: str, frames_F_C_H_W: Tensor, model: Any) -> qwen_vl.Asked:
     sizes = [max(1, total // len(frames_F_C_H_W)) for total in (LEAST, MOST)]
-    patches = qwen_video.patches_of(frames_F_C_H_W, sizes[0], sizes[1], PATCH, HALF, HALF)
-    return qwen_video.asked_of(tokenizer, text, patches, model.config.video_token_id)
+    patches = qwen_vl.patches_of(frames_F_C_H_W, sizes[0], sizes[1], PATCH, HALF, HALF)
+    return qwen_vl.asked_of(tokenizer, text, patches, model.config.video_token_id)
 
 
 def _prompt(path: str, own: str) -> str:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints import merge_lora_state
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.judges import qwen_video
-from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE
-from cosmos_predict2.text import pretrained
+from cosmos_predict2.text import pretrained, qwen_vl
+from cosmos_predict2.text.qwen_vl import FRAMES, SIDE
 from imaginaire import foreign_json
 from imaginaire.checkpoint import weight_files, weights
 from imaginaire.errors import CheckpointError, ConfigError
@@ -86,20 +86,20 @@ class VideoAlign:
         overall_B = scores_B_3.sum(dim=1)
         return {"value": overall_B, **parts, "overall_reward": overall_B}
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_video.Asked:
+    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_vl.Asked:
         data = self.settings["data_config"]
         chosen = evenly_spaced(video_C_F_H_W.shape[1], fps, float(data["fps"]))
-        patches = qwen_video.patches_of(
+        patches = qwen_vl.patches_of(
             video_C_F_H_W[:, chosen].permute(1, 0, 2, 3), MIN_PIXELS, int(data["max_frame_pixels"])
         )
-        text = qwen_video.conversation(SYSTEM, self.instruction.replace(TEXT, qwen_video.plain(prompt)))
-        return qwen_video.asked_of(self.tokenizer, text, patches, self.network.model.config.video_token_id)
+        text = qwen_vl.conversation(SYSTEM, self.instruction.replace(TEXT, qwen_vl.plain(prompt)))
+        return qwen_vl.asked_of(self.tokenizer, text, patches, self.network.model.config.video_token_id)
 
     @torch.no_grad()
-    def _scores(self, batch: Sequence[qwen_video.Asked]) -> Tensor:
+    def _scores(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
         """[B, 3]: the scores, as deviations from the mean of the training set."""
         model = self.network.model
-        given = qwen_video.model_input(batch, model.config.video_token_id, model)
+        given = qwen_vl.model_input(batch, model.config.video_token_id, model)
         ids_B_S = given["input_ids"]
         # It was trained with the plain order of the tokens as positions, without height and width.
         positions_3_B_S = torch.arange(ids_B_S.shape[1], device=ids_B_S.device).expand(3, len(batch), -1)
