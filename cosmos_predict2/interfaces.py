@@ -93,6 +93,6 @@ class Guardrail(Protocol):
 
 
 class PromptRefiner(Protocol):
-    """Rewrites a prompt, given the picture or clip that the video begins with."""
+    """Rewrites a prompt, given the frames that the video begins with, uint8 [3, F, H, W], and the video's seed."""
 
-    def refine(self, prompt: str, media_path: str) -> str: ...
+    def refine(self, prompt: str, frames_C_F_H_W: Tensor, seed: int) -> str: ...

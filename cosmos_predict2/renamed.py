@@ -60,8 +60,8 @@ _MIXED = "use cosmos_predict2.data.mixing: MixedLoader, as the data group 'mock'
 
 NAMES = {
     "cosmos_predict2.auxiliary.cosmos_reason1": {
-        "CosmosReason1": "no prompt refiner is built in; to judge videos use cosmos_predict2.rl.rewards.judges."
-        "reason1_reward: Reason1Reward.",
+        "CosmosReason1": "use cosmos_predict2.guardrail.refiner: Reason1Refiner; to judge videos"
+        " cosmos_predict2.rl.rewards.judges.reason1_reward: Reason1Reward.",
     },
     "cosmos_predict2.auxiliary.guardrail.common": {"presets": "cosmos_predict2.guardrail.runner:"},
     "cosmos_predict2.callbacks.device_monitor": {"DeviceMonitor": "imaginaire.training.callbacks.monitor"},

@@ -120,7 +120,7 @@ def _parser(program: Program) -> Parser:
     safety("--disable_guardrail", action="store_true", help="no check of prompt and video")
     safety("--offload_guardrail", action="store_true", help="the guardrail's models in host memory between checks")
     safety("--disable_prompt_refiner", action="store_true", help="use the prompt as it is")
-    safety("--offload_prompt_refiner", action="store_true", help="keep the refiner's model in host memory")
+    safety("--offload_prompt_refiner", action="store_true", help="the refiner's model in host memory between prompts")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(**program.defaults)
     return parser
@@ -186,7 +186,8 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
         raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {choice.aspect_ratio}.")
     guardrail, refiner = config.guardrail_config, config.prompt_refiner_config
     guardrail.enabled, guardrail.offload_model_to_cpu = not args.disable_guardrail, args.offload_guardrail
-    refiner.enabled, refiner.offload_model_to_cpu = not args.disable_prompt_refiner, args.offload_prompt_refiner
+    refiner.enabled &= not args.disable_prompt_refiner and not args.prompt_embeddings  # they are of prompts as written
+    refiner.offload_model_to_cpu = args.offload_prompt_refiner
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
     config.require_conditioning(args.num_conditional_frames)
     chosen_solver(objective_of(config), args.solver)
@@ -210,6 +211,7 @@ def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> Prepare
             device=device,
             torch_dtype=PRECISIONS[args.dtype] if args.dtype else None,
             load_ema_to_reg=args.load_ema,
+            load_prompt_refiner=None,
             lora=args.lora,
             lora_alpha=lora_alpha,
             offload_text_encoder=args.offload_text_encoder,

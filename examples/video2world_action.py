@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
         offload_tokenizer=args.offload_tokenizer,
     )
     if args.prompt:
-        pipe.checked_prompt(args.prompt, jobs[0].episode.video)
+        pipe.checked_prompt(args.prompt)
     run_rollouts(pipe, jobs, settings, texts)
     log.info("%d made, %d skipped, %d failed", len(jobs), skipped, failed)
     return 1 if failed else 0

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.guardrail.judges import SIGLIP, LlamaGuard, VideoFilter
+from cosmos_predict2.guardrail.refiner import Reason1Refiner
 from cosmos_predict2.rl.policies.openvla.inputs import Prompts
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.rl.rewards.local import REWARDS, build
 from cosmos_predict2.text.reason1 import Reason1Encoder, load_reason1
 from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.text.tiny_reason1 import write_tiny_reason1
 from imaginaire.errors import CheckpointError
 from tests.guardrail.tiny_guards import make_llama_guard, make_video_filter
 from tests.rl.rewards.tiny_judges import make_qwen3, make_reason1, make_video_align
@@ -61,6 +63,12 @@ CALLS: dict[str, tuple[Callable[[Path], Any], str, Callable[[Path], Any], bool]]
         make_llama_guard,
         "meta-llama/Llama-Guard-3-8B/tokenizer_config.json",
         lambda folder: LlamaGuard(str(folder / "meta-llama" / "Llama-Guard-3-8B")),
+        False,
+    ),
+    "refiner_tokenizer": (
+        write_tiny_reason1,
+        "tokenizer_config.json",
+        lambda folder: Reason1Refiner(str(folder)),
         False,
     ),
     "video_filter_config": (

@@ -184,10 +184,7 @@ def make_plan(flags: DownloadFlags) -> DownloadPlan:
     if flags.prompt_refiner:
         plan.add(_folder(REASON1, "prompt refiner", 16))
     elif "video2world" in types:
-        plan.notes.append(
-            "prompt refiner (Cosmos-Reason1-7B): left out, this version has no use for it yet (--prompt_refiner adds"
-            " it, about 16 GB)"
-        )
+        plan.notes.append("prompt refiner (Cosmos-Reason1-7B): left out (--prompt_refiner adds it, about 16 GB)")
     return plan
 
 

@@ -234,11 +234,13 @@ def setup_pipeline(args: Namespace, text_encoder: Any = None) -> Video2WorldPipe
         given = {"model_size": "14B", "resolution": "480", **given, "dit_path": path}
     choice = choose_model(VideoModel(**given))
     choice.config.guardrail_config.enabled = not getattr(args, "disable_guardrail", False)
+    choice.config.prompt_refiner_config.enabled &= not getattr(args, "disable_prompt_refiner", False)
     pipe = Video2WorldPipeline.from_config(
         choice.config,
         choice.dit_path,
         use_text_encoder=text_encoder is None,
         load_ema_to_reg=bool(getattr(args, "load_ema", False)),
+        load_prompt_refiner=None,
     )
     if text_encoder is not None:
         pipe.world.text_encoder = text_encoder

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guardrails: of prompts, with the prompt refiner, before a generation, and of videos after it.
 
-No refiner is built in yet; any `interfaces.PromptRefiner` can be plugged in. Of several guardrails the first that
-objects decides, and one that fails counts as an objection.
+The refiner is that of refiner.py; any other `interfaces.PromptRefiner` can be plugged in. Of several guardrails the
+first that objects decides, and one that fails counts as an objection.
 
 Networks (Llama-Guard, video filter, face blur) are parts where their weights were downloaded; a part that a config
 names must be there. The blocklist of words and phrases always is one: the released one where it was downloaded, else a
@@ -23,7 +23,7 @@ import attrs
 from torch import Tensor
 
 from cosmos_predict2.interfaces import Guardrail, PromptRefiner, Verdict
-from cosmos_predict2.released import DEFAULT_DIR, GUARDRAIL, LLAMA_GUARD, checkpoint_dir
+from cosmos_predict2.released import DEFAULT_DIR, GUARDRAIL, LLAMA_GUARD, REASON1, REPOSITORIES, checkpoint_dir
 from imaginaire import storage
 from imaginaire.config.schema import Section
 from imaginaire.errors import CheckpointError, ConfigError, UserError, near
@@ -91,11 +91,18 @@ class PromptRefinerConfig(Section):
 
 
 def create_prompt_refiner(config: PromptRefinerConfig, *, is_explicit: bool = False) -> PromptRefiner | None:
-    """None: no refiner is built in yet. An error where one was asked for by name rather than by default."""
+    """The refiner of a config; None where it is off, or not downloaded. The latter is an error where one was asked for
+    by name rather than by default."""
+    folder = _place(config.checkpoint_dir, REASON1)
+    if config.enabled and storage.is_folder(folder):
+        from cosmos_predict2.guardrail.refiner import Reason1Refiner
+
+        return Reason1Refiner(folder, config.offload_model_to_cpu)
     if config.enabled and is_explicit:
-        raise ConfigError(
-            "The prompt refiner (Cosmos-Reason1-7B) is not built in yet. Write the prompt in full, or leave this"
-            " option out (--disable_prompt_refiner)."
+        raise CheckpointError(
+            f"The prompt refiner has no weights: {folder} does not exist. Fetch them (16 GB): hf download {REASON1}"
+            f" --revision {REPOSITORIES[REASON1].revision} --local-dir {folder}. Or leave it out:"
+            " --disable_prompt_refiner, prompt_refiner_config.enabled=false."
         )
     return None
 
@@ -240,7 +247,10 @@ def status_line(
         if absent := [name for name in NETWORKS if name not in [part.name for part in guardrail.guardrails]]:
             first += f" (not downloaded: {', '.join(absent)})"
     second = f"prompt refiner: {'off' if refiner is None else 'on'}, asked: {_asked(refiner_config)}"
-    return f"{first}; {second}" + (" (not built in yet)" if refiner is None and refiner_config.enabled else "")
+    if refiner is None and refiner_config.enabled:
+        is_there = storage.is_folder(_place(refiner_config.checkpoint_dir, REASON1))
+        second += " (not loaded)" if is_there else " (not downloaded)"
+    return f"{first}; {second}"
 
 
 def _asked(config: GuardrailConfig | PromptRefinerConfig) -> str:

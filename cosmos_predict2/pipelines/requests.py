@@ -221,10 +221,16 @@ def generate_to_file(
     return seconds
 
 
-def write_records(request: VideoRequest, settings: Settings, refined: str, seconds: float, frames: Tensor) -> None:
+def write_records(
+    request: VideoRequest, settings: Settings, refined: str | list[str], seconds: float, frames: Tensor
+) -> None:
     """``<stem>.txt`` with the prompts, ``<stem>.json`` with everything that repeats the video."""
     stem = os.path.splitext(request.save_path)[0]
-    sections = [("Prompt", request.prompt), ("Negative Prompt", request.negative_prompt), ("Refined Prompt", refined)]
+    sections = [("Prompt", request.prompt), ("Negative Prompt", request.negative_prompt)]
+    if isinstance(refined, str):
+        sections += [("Refined Prompt", refined)]
+    else:
+        sections += [(f"Refined Prompt for chunk {i}", text) for i, text in enumerate(refined)]
     storage.write_text(f"{stem}.txt", "".join(f"[{title}]\n{text}\n\n" for title, text in sections))
     _, num_frames, height, width = frames.shape
     record = {**asdict(request), **settings.record(), "refined_prompt": refined}

@@ -97,7 +97,7 @@ class Video2WorldPipeline:
         device: torch.device | str | None = None,
         torch_dtype: torch.dtype | None = None,
         load_ema_to_reg: bool = False,
-        load_prompt_refiner: bool = False,
+        load_prompt_refiner: bool | None = False,
         *,
         lora: Sequence[str] = (),
         lora_alpha: float | None = None,
@@ -111,7 +111,8 @@ class Video2WorldPipeline:
 
         Prompts are encoded as the captions of the weights' run were. The precision is that of the config, on a CPU
         float32. ``lora_alpha`` is for adapters in the weights that record none. With a ``group``, videos are generated
-        by its processes together; a follower has the network alone.
+        by its processes together; a follower has the network alone. ``load_prompt_refiner``: True, the config's,
+        which must be there; None, where it was downloaded.
         """
         which = "net_ema" if load_ema_to_reg else "auto"
         check_parts(config.net, dit_path, [], which, lora_alpha)  # before a large text encoder is read
@@ -119,7 +120,9 @@ class Video2WorldPipeline:
         device = torch.device(device or distributed.device())
         dtype = torch_dtype or (config.dtype if device.type != "cpu" else torch.float32)
         guardrail = None if is_follower else create_guardrail(config.guardrail_config)
-        refiner = create_prompt_refiner(config.prompt_refiner_config, is_explicit=load_prompt_refiner)
+        refiner = None
+        if load_prompt_refiner is not False and not is_follower:
+            refiner = create_prompt_refiner(config.prompt_refiner_config, is_explicit=bool(load_prompt_refiner))
         parts = config.guardrail_config, config.prompt_refiner_config, guardrail, refiner
         if not is_follower:
             log.info("%s", status_line(*parts, is_released=download_command(dit_path) is not None))
@@ -164,7 +167,7 @@ class Video2WorldPipeline:
         edited_path: str = "",
         edited_start: int = 0,
     ) -> Any:
-        """[1, 3, F, H, W] in [-1, 1]; with ``return_prompt`` also the prompt as it was used.
+        """[1, 3, F, H, W] in [-1, 1]; with ``return_prompt`` also the prompt as it was used, of refined chunks a list.
 
         ``num_conditional_frames`` counts pixel frames: 1, or 5 of a clip, the last ones or those from
         ``start_frame_idx`` on; for Predict2.5 also 0. ``embeddings`` has the prompts' embeddings by text, in place of
@@ -178,7 +181,6 @@ class Video2WorldPipeline:
             use_cuda_graphs=use_cuda_graphs,
             progress=progress,
         )
-        refined = self.checked_prompt(prompt, input_path)
         size = form.size or size_of(self.config.resolution, aspect_ratio)
         chunk_frames = form.chunk_frames or pixel_frames(self.config.state_t)
         overlap = num_conditional_frames if form.overlap is None else form.overlap
@@ -186,10 +188,13 @@ class Video2WorldPipeline:
         if num_conditional_frames:
             frames = self.read(input_path, num_conditional_frames, size, start_frame_idx)
         edited = self.read(edited_path, chunk_frames, size, edited_start)[None] if edited_path else None
-        prompts = [refined, negative_prompt] if negative_prompt else [refined]
-        text, *negative = self.encode(prompts, embeddings)
+        used: list[str] = []
         chunks: list[Tensor] = []
         for i in range(num_chunks := form.num_chunks(chunk_frames, overlap)):
+            if not used or self.refiner is not None:
+                used.append(self.checked_prompt(prompt, to_uint8(frames) if chunks else frames, seed + i))
+                prompts = [used[-1], negative_prompt] if negative_prompt else used[-1:]
+                text, *negative = self.encode(prompts, embeddings)
             chunk = self.world.generate(
                 frames[None],
                 text[None],
@@ -203,7 +208,7 @@ class Video2WorldPipeline:
             frames = chunk[0, :, -overlap:]
             chunks.append(chunk if num_chunks == 1 else chunk[:, :, overlap if i else 0 :].cpu())
         video = self.checked_video(torch.cat(chunks, dim=2)[:, :, : form.num_frames])
-        return (video, refined) if return_prompt else video
+        return (video, used if len(used) > 1 else used[0]) if return_prompt else video
 
     def read(self, path: str, num_frames: int, size: tuple[int, int], start: int | None = None) -> Tensor:
         """uint8 [3, num_frames, height, width] of an input, as `read_input` reads it."""
@@ -213,15 +218,16 @@ class Video2WorldPipeline:
         """The texts [B, S, E] of prompts."""
         return self.world.encode_text(prompts, embeddings)
 
-    def checked_prompt(self, prompt: str, media_path: str) -> str:
-        """The prompt, refined where a refiner is built in; raises BlockedError where a guardrail blocks it."""
-        for stage in ("prompt", "refined prompt"):
-            if self.guardrail is not None:
-                require_safe(self.guardrail, prompt, stage)
-            if self.refiner is None or stage == "refined prompt":
-                break
-            prompt = self.refiner.refine(prompt, media_path)
-        return prompt
+    def checked_prompt(self, prompt: str, frames_C_F_H_W: Tensor | None = None, seed: int = 0) -> str:
+        """The prompt, refined where there are a refiner and frames; raises BlockedError where a guardrail blocks it."""
+        if self.guardrail is not None:
+            require_safe(self.guardrail, prompt)
+        if self.refiner is None or frames_C_F_H_W is None or not frames_C_F_H_W.shape[1]:
+            return prompt
+        refined = self.refiner.refine(prompt, frames_C_F_H_W, seed)
+        if self.guardrail is not None:
+            require_safe(self.guardrail, refined, "refined prompt")
+        return refined
 
     def checked_video(self, video_1_C_F_H_W: Tensor) -> Tensor:
         """The video in [-1, 1] as it may be shown; raises BlockedError where a guardrail refuses it."""

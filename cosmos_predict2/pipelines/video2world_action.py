@@ -89,7 +89,7 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         texts = [prompt] if prompt or "" in (embeddings or {}) else []
         texts += [negative_prompt] if negative_prompt else []
         if prompt:
-            self.checked_prompt(prompt, "")
+            self.checked_prompt(prompt)
         encoded = iter(self.world.encode_text(texts, embeddings)[:, None] if texts else ())
         video = self.generate_actions(
             frames_F_H_W_C.permute(3, 0, 1, 2)[None],

@@ -21,6 +21,7 @@ from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2_action_conditioned_pipeline,
     get_cosmos_predict2p5_action_conditioned_pipeline,
 )
+from cosmos_predict2.configs.base.config_text2image import choose_text2image
 from cosmos_predict2.configs.base.config_video2world import (
     SIZES,
     choose_model,
@@ -99,6 +100,14 @@ def test_a_model_by_its_name_or_size() -> None:
     assert _chosen("--model", "2B/post-trained", "--num_frames", "93").config.state_t == 24
     assert _chosen("--model_size", "2B").config.state_t == 24
     assert _chosen("--model_size", "tiny", "--num_frames", "9").config.state_t == 3
+
+
+def test_a_refiner_is_asked_of_the_models_that_were_published_with_one() -> None:
+    asked = {"2B": True, "14B": True, "tiny": False}
+    for size, is_asked in asked.items():
+        assert _chosen("--model_size", size).config.prompt_refiner_config.enabled == is_asked
+        assert not choose_text2image(VideoModel(model_size=size)).config.prompt_refiner_config.enabled
+    assert not _chosen("--model", "2B/post-trained").config.prompt_refiner_config.enabled
 
 
 def test_weights_are_recognised_by_their_shapes_or_their_place(tmp_path: Path) -> None:

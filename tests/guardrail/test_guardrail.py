@@ -9,7 +9,6 @@ from cosmos_predict2.guardrail import GuardrailConfig, GuardrailRunner, PromptRe
 from cosmos_predict2.guardrail.runner import (
     Blocklist,
     create_guardrail,
-    create_prompt_refiner,
     create_text_guardrail_runner,
     run_text_guardrail,
     words_of,
@@ -173,9 +172,6 @@ def test_what_is_not_built_in_is_an_error() -> None:
     for parts in (["blocklist", "llama_guards"], ["blocklists"], ["qwen3guard"]):
         with pytest.raises(ConfigError, match=f"no guardrail '{parts[-1]}'"):
             create_guardrail(GuardrailConfig(parts=parts))
-    with pytest.raises(ConfigError, match="not built in yet"):
-        create_prompt_refiner(PromptRefinerConfig(), is_explicit=True)
-    assert create_prompt_refiner(PromptRefinerConfig()) is None
 
 
 def test_one_line_reports_what_was_asked_and_what_is_active() -> None:
@@ -187,7 +183,7 @@ def test_one_line_reports_what_was_asked_and_what_is_active() -> None:
         and "asked: on" in line
         and "not downloaded: llama_guard, video_filter, face_blur" in line
     )
-    assert "prompt refiner: off, asked: on (not built in yet)" in line
+    assert "prompt refiner: off, asked: on (not downloaded)" in line
     off = GuardrailConfig(enabled=False)
     assert create_guardrail(off) is None
     line = status_line(off, PromptRefinerConfig(enabled=False), None)

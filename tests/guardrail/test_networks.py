@@ -236,7 +236,7 @@ def test_parts_that_were_downloaded_are_used_and_named_ones_must_be_there(root: 
     runner = create_guardrail(GuardrailConfig(checkpoint_dir=str(root)))
     assert runner is not None
     assert [part.name for part in runner.guardrails] == ["blocklist", "llama_guard", "video_filter", "face_blur"]
-    line = status_line(GuardrailConfig(), PromptRefinerConfig(), runner)
+    line = status_line(GuardrailConfig(), PromptRefinerConfig(enabled=False), runner)
     assert "not downloaded" not in line and "video_filter (" in line
     light = create_guardrail(GuardrailConfig(checkpoint_dir=str(root)), with_networks=False)
     assert light is not None and [part.name for part in light.guardrails] == ["blocklist"]

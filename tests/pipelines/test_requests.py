@@ -14,10 +14,10 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.pipelines.requests import check_request, fingerprint, read_batch, run_all, write_contact_sheet
 from cosmos_predict2.pipelines.video2world import check_input, read_input
-from cosmos_predict2.world_model.options import Settings, VideoRequest
+from cosmos_predict2.world_model.options import Settings, VideoForm, VideoRequest
 from cosmos_predict2.world_model.world_model import SamplingOptions
 from imaginaire.errors import ConfigError, DataError
-from tests.pipelines.test_video2world import NoPucks, make_pipeline
+from tests.pipelines.test_video2world import NoPucks, Rewriter, make_pipeline
 
 SETTINGS = Settings(aspect_ratio="1:1", fps=10, weights="random", sampling=SamplingOptions(num_steps=1))
 
@@ -246,3 +246,14 @@ def test_a_video_is_made_as_asked_and_how_is_written_beside_it(clip: str, tmp_pa
     assert (record["seed"], record["num_steps"], record["num_frames"], record["weights"]) == (3, 1, 9, "random")
     assert "[Negative Prompt]\nblurred\n" in (tmp_path / "out.txt").read_text()
     assert media.read_image(str(tmp_path / "out.png")).shape[1] > 200  # two labelled rows
+
+
+def test_prompts_are_recorded_as_they_were_refined_for_each_chunk(picture: str, tmp_path: Path) -> None:
+    one = VideoForm(size=(32, 32), num_frames=9, chunk_frames=9)
+    for form, titles in ((one, ["Refined Prompt"]), (replace(one, num_frames=17), ["Refined Prompt for chunk 0"] * 2)):
+        request = request_for(picture, tmp_path, form=form)
+        assert run_all(lambda: make_pipeline(refiner=Rewriter()), [request], SETTINGS) == 0
+        refined = json.loads((tmp_path / "out.json").read_text())["refined_prompt"]
+        chunks = [refined] if isinstance(refined, str) else refined
+        assert [text.partition(":")[0] for text in chunks] == [f"push, {i}" for i in range(len(titles))]
+        assert f"[{titles[0]}]\n{chunks[0]}\n" in (tmp_path / "out.txt").read_text()

@@ -77,6 +77,9 @@ def test_weights_that_are_not_there_fail_before_anything_is_built() -> None:
     config.net, config.tokenizer = L(Video2WorldDiT)(**NET, **LIMITS), L(PooledPixels)(unknown="argument")
     with pytest.raises(CheckpointError, match=r"absent\.pt"):
         Video2WorldPipeline.from_config(config, "absent.pt", device="cpu")
+    config.prompt_refiner_config.checkpoint_dir = "absent"
+    with pytest.raises(CheckpointError, match="prompt refiner has no weights: absent/nvidia"):
+        Video2WorldPipeline.from_config(config, device="cpu", load_prompt_refiner=True)
 
 
 def test_initial_noise_does_not_depend_on_the_device_or_torch() -> None:
@@ -218,17 +221,41 @@ class NoPucks:
 
 
 class Rewriter:
-    def refine(self, prompt: str, media_path: str) -> str:
-        return f"{prompt}, seen in {Path(media_path).name}"
+    """Names the seed, and the mean of the frames that it sees."""
+
+    def refine(self, prompt: str, frames_C_F_H_W: Tensor, seed: int) -> str:
+        assert frames_C_F_H_W.dtype == torch.uint8
+        return f"{prompt}, {seed}: {frames_C_F_H_W.float().mean():.3f}"
+
+
+class Puck(Rewriter):
+    def refine(self, prompt: str, frames_C_F_H_W: Tensor, seed: int) -> str:
+        return "push the puck"
 
 
 def test_a_guardrail_sees_the_prompt_before_and_after_refining() -> None:
     pipe = make_pipeline(guardrail=GuardrailRunner([NoPucks()]), refiner=Rewriter())
-    assert pipe.checked_prompt("push the box", "a/b.png") == "push the box, seen in b.png"
+    assert pipe.checked_prompt("push the box", torch.ones(3, 1, 2, 2, dtype=torch.uint8), 4) == "push the box, 4: 1.000"
+    assert pipe.checked_prompt("push the box") == "push the box"  # which are no frames to read
     with pytest.raises(BlockedError, match=r"The prompt was refused: no pucks: it speaks of a puck"):
-        pipe.checked_prompt("push the puck", "a.png")
+        pipe.checked_prompt("push the puck")
+    pipe.refiner = Puck()
     with pytest.raises(BlockedError, match="The refined prompt was refused"):
-        pipe.checked_prompt("push the box", "puck.png")
+        pipe.checked_prompt("push the box", torch.ones(3, 1, 2, 2, dtype=torch.uint8))
+
+
+def test_each_chunk_of_a_long_video_has_a_prompt_of_its_own_frames(tmp_path: Path) -> None:
+    pipe = make_pipeline(refiner=Rewriter())
+    media.write_image(str(tmp_path / "a.png"), frames()[0, :, 0])
+    form = VideoForm(size=(32, 32), num_frames=13, chunk_frames=9, overlap=5)
+    video, prompts = pipe(str(tmp_path / "a.png"), "push", seed=3, options=TWO, form=form, return_prompt=True)
+    handed_over = to_uint8(video[0, :, 4:9])
+    assert prompts == [f"push, {3 + i}: {of.float().mean():.3f}" for i, of in enumerate((frames()[0], handed_over))]
+    first = pipe.generate(frames(), text(pipe, prompts[0]), seed=3, options=TWO, num_frames=9)
+    second = pipe.generate(first[:, :, -5:], text(pipe, prompts[1]), seed=4, options=TWO, num_frames=9)
+    assert torch.equal(video, torch.cat([first, second[:, :, 5:]], dim=2))
+    short = replace(form, num_frames=9)
+    assert pipe(str(tmp_path / "a.png"), "push", seed=3, options=TWO, form=short, return_prompt=True)[1] == prompts[0]
 
 
 class Eyes:

@@ -77,5 +77,6 @@ def choose_text2image(flags: VideoModel) -> Choice:
     trained = card.shape[0] if card.has_pipeline else IMAGE_SIZES[size].resolutions[0]
     config.resolution = flags.resolution or trained
     config.guardrail_config.checkpoint_dir = checkpoint_dir()
+    config.prompt_refiner_config.enabled = False  # there is no picture to read
     dit_path = flags.dit_path or ("" if flags.random_weights else get_text2image_dit_path(model_size=size))
     return Choice(config, dit_path, size, card, flags.aspect_ratio or IMAGE_SIZES[size].aspect_ratio)

@@ -289,6 +289,7 @@ def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
             raise ConfigError(f"--num_frames {flags.num_frames}: 1 + 4k, 5 at least; this model makes {own}.")
         config.state_t = latent_frames(flags.num_frames)
     config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
+    config.prompt_refiner_config.enabled = size != "tiny" and not is_predict2p5 and not card.is_wan  # as published
     return Choice(config, _video_weights(flags, run, is_predict2p5, variant), size, card, aspect_ratio)
 
 
