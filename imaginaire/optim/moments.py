@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moments of AdamW in fewer bytes: in bfloat16, or in 8 bits with a float32 scale for each block of a row.
 
-An entry of 8 bits is the place of a number in a table of 256, times the largest absolute number of its block of 256
-(arXiv 2110.02861, "dynamic tree quantisation"). Blocks end with their row, so that shards of rows hold whole ones and
-any sharding holds the same. Parameters of one dimension or of fewer than 4,096 numbers keep float32 moments.
+An entry of 8 bits is the place of a number in a table of 256, times the number of its block of 256 that is furthest
+from 0 (arXiv 2110.02861, "dynamic tree quantisation", whose scales have no sign: its table has 1 and no -1). Blocks end
+with their row, so that shards of rows hold whole ones and any sharding holds the same. Parameters of one dimension or
+of fewer than 4,096 numbers keep float32 moments.
 
 Rounding is stochastic: a step moves a moment by less than the distance between two numbers of either form, which
 rounding to the nearest would drop each time. The draws follow from the step alone, so a resumed run makes the same. A
@@ -126,8 +127,9 @@ def _encoded(found: Tensor, *, signed: bool, generator: torch.Generator | None) 
     """Codes of the moment's shape, and scales [rows, blocks of a row]."""
     rows = found.flatten(1)
     blocks = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    scales = blocks.abs().amax(-1)
-    blocks = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    least, most = blocks.aminmax(dim=-1)
+    scales = torch.where(-least > most, least, most)
+    blocks = blocks / scales.where(scales != 0, 1.0)[..., None]
     table = _table(signed, found.device)
     above = torch.bucketize(blocks, table, out_int32=True).clamp_(1, len(table) - 1)
     low = table[above - 1]

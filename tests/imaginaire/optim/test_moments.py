@@ -112,6 +112,14 @@ def test_rounding_keeps_the_mean_and_no_second_moment_becomes_zero(form: str, si
     assert_close(total, value, rtol=0.01, atol=0.003 * float(value.abs().max()))
 
 
+def test_the_number_of_a_block_that_is_furthest_from_0_stays_whatever_its_sign() -> None:
+    value = torch.full((16, 256), 1e-3)
+    value[::2, 5], value[1::2, 5] = -0.7, 0.7
+    kept = moments.empty(value, "int8", "exp_avg", value.device)
+    moments.keep(*kept.values(), value, signed=True, generator=moments.draws(0, value.device))
+    assert torch.equal(moments.opened(*kept.values(), signed=True, device=value.device)[:, 5], value[:, 5])
+
+
 @pytest.mark.parametrize("kept", FORMS, ids=str)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, kept: dict[str, Any]) -> None:
     model, optimizer = _trained(10, **kept)
