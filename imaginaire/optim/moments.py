@@ -69,7 +69,9 @@ def opened(value: Tensor, scale: Tensor | None, *, signed: bool, device: torch.d
     numbers = _table(signed, device)[value.int()]
     rows = numbers.flatten(1)
     wide = scale.to(device, non_blocking=True).repeat_interleave(BLOCK, dim=1)[:, : rows.shape[1]]
-    return rows.mul_(wide).view_as(numbers)
+    found = rows.mul_(wide).view_as(numbers)
+    # In the memory order of the parameter, as the kernels walk plain memory.
+    return found if found.stride() == value.stride() else torch.empty_like(value, dtype=found.dtype).copy_(found)
 
 
 def keep(

@@ -120,6 +120,20 @@ def test_the_number_of_a_block_that_is_furthest_from_0_stays_whatever_its_sign()
     assert torch.equal(moments.opened(*kept.values(), signed=True, device=value.device)[:, 5], value[:, 5])
 
 
+def test_the_memory_order_of_a_parameter_changes_no_number() -> None:
+    learnt = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        module = nn.Conv2d(8, 64, 4, bias=False, dtype=torch.float32)
+        weight = module.weight = nn.Parameter(torch.ones(64, 8, 4, 4).contiguous(memory_format=order))
+        optimizer = fused_adamw(module, lr=1e-2, moments="int8")
+        for step in range(3):
+            drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step))
+            weight.grad = drawn.contiguous(memory_format=order)
+            optimizer.step()
+        learnt.append(weight.detach())
+    assert torch.equal(*learnt)
+
+
 @pytest.mark.parametrize("kept", FORMS, ids=str)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, kept: dict[str, Any]) -> None:
     model, optimizer = _trained(10, **kept)
