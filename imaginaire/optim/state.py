@@ -73,6 +73,8 @@ def load_named_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str,
             if key in moments.KEYS and (isinstance(optimizer, FusedAdamW) or key + moments.SCALE in values):
                 form, place = _kept(optimizer, param)
                 state_of_param |= moments.loaded(values, key, param, form, place)
+                if not isinstance(optimizer, FusedAdamW):
+                    state_of_param[key] = state_of_param[key].to(param.dtype)
             elif not key.endswith(moments.SCALE):
                 state_of_param[key] = _load_value(key, value, param, optimizer)
         optimizer.state[param] = state_of_param
@@ -221,12 +223,12 @@ def _load_value(key: str, value: Any, param: Tensor, optimizer: Optimizer) -> An
         return value
     if key not in ELEMENTWISE:
         return value.detach().to(device=param.device, copy=True)
-    fp32 = type(optimizer).__name__ == "FusedAdamW" and param.dtype != torch.float64
     place = _kept(optimizer, param)[1]
-    if place != param.device:
+    if isinstance(optimizer, FusedAdamW):
         target = moments.empty(param.detach(), "float32", key, place)[key]
-    else:
-        target = torch.empty_like(param.detach(), dtype=torch.float32 if fp32 else value.dtype)
+    else:  # torch's Adam has all in the parameter's dtype
+        is_adam = _family(type(optimizer).__name__) == "Adam"
+        target = torch.empty_like(param.detach(), dtype=param.dtype if is_adam else value.dtype)
     copy_shard(target, value.detach())
     return target
 
