@@ -64,6 +64,12 @@ class MultiviewPipeline(Video2WorldPipeline):
         texts[[i for i, line in enumerate(lines) if line]] = found
         return texts.flatten(0, 1)
 
+    def checked_video(self, video_1_C_F_H_W: Tensor) -> Tensor:
+        """One view after another, as published: a filter shrinks what it sees to one small square."""
+        num_views = self.world.net.num_views
+        views = rearrange(video_1_C_F_H_W, "b c f (v h) w -> b c (v f) h w", v=num_views)
+        return rearrange(super().checked_video(views), "b c (v f) h w -> b c f (v h) w", v=num_views)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of Video2World, with the views side by side, [1, 3, F, H, V * W]."""
         made = super().__call__(*args, **kwargs)

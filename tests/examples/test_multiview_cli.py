@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cosmos_predict2.configs.base.config_multiview import get_cosmos_predict2_multiview_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video import media
+from cosmos_predict2.guardrail.runner import GuardrailRunner
+from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.pipelines.multiview import MultiviewPipeline
 from cosmos_predict2.released import tiny_multiview_path
 from cosmos_predict2.world_model.options import VideoForm
@@ -83,6 +86,26 @@ def test_a_given_view_is_shown_as_it_is(clips: Path) -> None:
     true = pipe.world.decode(pipe.world.encode(pipe.read(path, 13, (48, 48))[None])).chunk(2, dim=3)
     left, right = made.chunk(2, dim=4)
     assert (right - true[1]).abs().mean() < 0.01 < 0.03 < (left - true[0]).abs().mean()
+
+
+class EyeOfOneSquare:
+    """Sees squares of 48 pixels alone, and hides the second view."""
+
+    name = "eye"
+
+    def check_video(self, frames_F_H_W_C: Tensor) -> Verdict:
+        return Verdict(frames_F_H_W_C.shape[1:3] == (48, 48), f"pictures of {list(frames_F_H_W_C.shape)}")
+
+    def postprocess(self, frames_F_H_W_C: Tensor) -> Tensor:
+        first, second = frames_F_H_W_C.chunk(2)
+        return torch.cat([first, torch.zeros_like(second)])
+
+
+def test_guardrails_see_each_view_alone() -> None:
+    pipe, video = _pipe(), torch.rand(1, 3, 5, 96, 48)
+    pipe.guardrail = GuardrailRunner([EyeOfOneSquare()])
+    first, second = pipe.checked_video(video).chunk(2, dim=3)
+    assert (first - video[:, :, :, :48]).abs().max() < 0.01 and (second == -1).all()
 
 
 def test_released_numbers() -> None:
