@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmos_predict2.interfaces import Verdict
-from cosmos_predict2.text import pretrained
+from cosmos_predict2.text import pretrained, qwen_vl
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
@@ -66,7 +66,7 @@ class LlamaGuard:
             self._model.generation_config = pretrained.from_folder(package.GenerationConfig, folder)
 
     def check_prompt(self, prompt: str) -> Verdict:
-        chat = [{"role": "user", "content": prompt}]
+        chat = [{"role": "user", "content": qwen_vl.plain(prompt)}]  # no turn ends inside it
         text = self._tokenizer.apply_chat_template(chat, tokenize=False)
         asked = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
         with at_work(self._model, self._offload) as device:
