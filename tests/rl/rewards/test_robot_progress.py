@@ -97,6 +97,15 @@ def test_robometer_reads_its_heads_behind_the_last_picture(robometer: tuple[Path
     assert judge.tokenizer.encode("".join(SPECIAL)) == list(range(263, 268))
 
 
+def test_a_picture_of_robometer_has_the_least_pixels_alone_and_frames_of_a_video_together(
+    qwen3: tuple[Path, Any], robometer: tuple[Path, Any, Any]
+) -> None:
+    small = torch.zeros(3, 20, 32, 32, dtype=torch.uint8)
+    grids = [judge_of(name, place)._asked(small, 10.0, "a").patches.grid for name, place in
+             (("topreward", qwen3[0]), ("robometer", robometer[0]))]  # fmt: skip
+    assert grids == [(2, 2, 2), (8, 4, 4)]
+
+
 @pytest.mark.parametrize("name", ["topreward", "robometer"])
 def test_a_judge_is_a_reward_and_reads_the_pictures(name: str, qwen3: Any, robometer: Any) -> None:
     place = qwen3[0] if name == "topreward" else robometer[0]

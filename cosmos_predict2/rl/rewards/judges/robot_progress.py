@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 BASE, ROBOMETER, ROBOMETER_BASE = "Qwen/Qwen3-VL-8B-Instruct", "lerobot/Robometer-4B", "Qwen/Qwen3-VL-4B-Instruct"
 PATCH, HALF = 16, (0.5, 0.5, 0.5)  # pixels; mean and deviation of colours
-LEAST, MOST = 4096, 25165824  # pixels of all frames together
+LEAST, MOST = 4096, 25165824  # pixels of all frames of a video together, or of a picture
 TASK, PICTURE = "{task}", "<|vision_start|><|video_pad|><|vision_end|>"
 SPECIAL = [f"<|{name}_token|>" for name in ("split", "reward", "pref", "sim", "prog")]  # in the order of their rows
 # In our words: those of the publications belong to their authors (``prompt_path``).
@@ -67,7 +67,7 @@ class TOPReward:
         frames = _evenly(video_C_F_H_W, 2 * pairs)
         pictures = "".join(f"<{k + 0.25:.1f} seconds>{PICTURE}" for k in range(pairs))
         text = f"<|im_start|>user\n{pictures}{self.prompt.replace(TASK, qwen_vl.plain(task))}"
-        return _asked_of(self.tokenizer, text, frames, self.model)
+        return _asked_of(self.tokenizer, text, frames, self.model, together=len(frames))
 
     @torch.no_grad()
     def _judged(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
@@ -124,7 +124,7 @@ class Robometer:
         pictures = "".join(f"Picture {k}: {PICTURE}{SPECIAL[-1]}" for k in range(1, len(frames) + 1))
         text = f"<|im_start|>user\n{self.prompt.replace(TASK, qwen_vl.plain(task))}{pictures}<|im_end|>\n"
         # A picture is a video of one frame, twice there.
-        return _asked_of(self.tokenizer, text, frames.repeat_interleave(2, dim=0), self.model.model)
+        return _asked_of(self.tokenizer, text, frames.repeat_interleave(2, dim=0), self.model.model, together=1)
 
     @torch.no_grad()
     def _judged(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
@@ -182,8 +182,8 @@ def _evenly(video_C_F_H_W: Tensor, count: int) -> Tensor:
     return video_C_F_H_W[:, chosen].permute(1, 0, 2, 3)
 
 
-def _asked_of(tokenizer: Any, text: str, frames_F_C_H_W: Tensor, model: Any) -> qwen_vl.Asked:
-    sizes = [max(1, total // len(frames_F_C_H_W)) for total in (LEAST, MOST)]
+def _asked_of(tokenizer: Any, text: str, frames_F_C_H_W: Tensor, model: Any, *, together: int) -> qwen_vl.Asked:
+    sizes = [max(1, total // together) for total in (LEAST, MOST)]
     patches = qwen_vl.patches_of(frames_F_C_H_W, sizes[0], sizes[1], PATCH, HALF, HALF)
     return qwen_vl.asked_of(tokenizer, text, patches, model.config.video_token_id)
 
