@@ -61,6 +61,8 @@ def with_views(args: argparse.Namespace, choice: Any, jobs: Jobs) -> Jobs:
     for one in requests:
         own: dict[str, Any] = dict(form=form, prompt=prompt_of_file(one.prompt, num_views))
         if given is not None:
+            if not one.input_path:
+                raise ConfigError(f"--given_view {given}: its frames are those of a clip, --input_path.")
             start = one.start_frame_idx or 0
             own |= dict(start_frame_idx=start, edited_path=one.input_path, edited_start=start)
         made.append(replace(one, **own))

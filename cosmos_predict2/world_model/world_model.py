@@ -333,6 +333,8 @@ class WorldModel:
         if edited_B_C_F_H_W is not None:
             given[:, :, num_latent:] = self.encode(edited_B_C_F_H_W)[:, :, num_latent:]
         if given_view is not None:
+            if edited_B_C_F_H_W is None:
+                raise ConfigError(f"given_view={given_view}, but the clip that has its frames, edited, is None.")
             batch[GIVEN_VIEW_KEY] = torch.full((size,), given_view)
         latent = self.generate_latents(batch, given, num_latent, seed=seed, options=options, on_step=on_step)
         return self.decode(latent)

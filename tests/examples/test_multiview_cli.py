@@ -18,7 +18,7 @@ from cosmos_predict2.pipelines.multiview import MultiviewPipeline
 from cosmos_predict2.released import tiny_multiview_path
 from cosmos_predict2.world_model.options import VideoForm
 from examples import multiview, video2world
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
 
 TINY = ["--model_size", "tiny", "--num_steps", "2", "--disable_guardrail"]
 PROMPT = ["--prompt", "push the red puck to the green ring"]
@@ -86,6 +86,8 @@ def test_a_given_view_is_shown_as_it_is(clips: Path) -> None:
     true = pipe.world.decode(pipe.world.encode(pipe.read(path, 13, (48, 48))[None])).chunk(2, dim=3)
     left, right = made.chunk(2, dim=4)
     assert (right - true[1]).abs().mean() < 0.01 < 0.03 < (left - true[0]).abs().mean()
+    with pytest.raises(ConfigError, match="given_view=1"):
+        pipe("", PROMPT[1], num_conditional_frames=0, form=form, aspect_ratio="1:1")
 
 
 class EyeOfOneSquare:
@@ -127,6 +129,7 @@ def test_released_numbers() -> None:
         (["--num_conditional_frames", "0", "--prompt", "absent.txt"], "absent.txt cannot be read"),
         (["--num_conditional_frames", "0", "--prompt", "THREE"], "3 lines for 2 views"),
         (["--num_conditional_frames", "0", "--given_view", "2"], "there are views 0 to 1"),
+        (["--num_conditional_frames", "0", "--given_view", "1"], "--given_view 1: its frames are those of a clip"),
         (["--num_conditional_frames", "0", "--model_size", "14B"], "--model_size"),
         (["--num_conditional_frames", "0", "--model_size", "2B"], "--model_types multiview --model_sizes 2B"),
         (["--input_path", "ODD"], "not 2 views of equal length"),
