@@ -180,6 +180,14 @@ class MultiviewPipelineConfig(Video2WorldPipelineConfig):
         factory=lambda: ["first_random_n"], validator=attrs.validators.deep_iterable(one_of(*CONDITION_LOCATIONS))
     )
 
+    def __attrs_post_init__(self) -> None:
+        found = set(self.condition_locations)
+        if not found or found >= {"ref_cam", "any_cam"} or (len(found) > 1 and "no_cam" in found):
+            raise ConfigError(
+                f"condition_locations={list(self.condition_locations)}: expected no_cam, or first_random_n and one of"
+                " ref_cam and any_cam, or one of these."
+            )
+
     @property
     def rate_of_positions(self) -> float:
         return self.condition_fps or self.fps

@@ -97,8 +97,9 @@ def test_a_whole_view_can_be_given(locations: list[str], views: set[int]) -> Non
     whole = mask_B_T_V.all(dim=1)
     assert whole.sum(dim=1).eq(1).all() and {int(row.int().argmax()) for row in whole} == views
     assert bool(mask_B_T_V.sum(dim=1).eq(1).any()) == ("first_random_n" in locations)
-    with pytest.raises(ConfigError, match="condition_locations"):
-        make_model(locations=["front"])
+    for wrong in (["front"], ["ref_cam", "any_cam"], ["no_cam", "first_random_n"]):
+        with pytest.raises(ConfigError, match="condition_locations"):
+            make_model(locations=wrong)
 
 
 def test_a_given_view_stays_as_it_is_in_a_generated_clip() -> None:
