@@ -39,6 +39,7 @@ class Condition:
     use_video_condition: bool = True  # False: conditioning frames are zeros, under the same mask
     gt_frames_B_C_T_H_W: Tensor | None = None
     condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the conditioning frames
+    given_view_B: Tensor | None = None  # of several views the one whose frames all are
     action_B_A_D: Tensor | None = None  # of the whole clip, scaled; never withheld
     state_B_F_S: Tensor | None = None  # of training alone, where the network predicts it
     shown_B_V: Tensor | None = None  # of training alone: 1 for the views in which errors count
@@ -57,7 +58,7 @@ class Condition:
         is_given_B_V = F.one_hot(view_B, num_views)
         mask_B_1_T_V_H_W = self.condition_mask_B_1_T_H_W.unflatten(3, (num_views, -1))
         given = torch.maximum(mask_B_1_T_V_H_W, is_given_B_V[:, None, None, :, None, None].to(mask_B_1_T_V_H_W))
-        return replace(self, condition_mask_B_1_T_H_W=given.flatten(3, 4))
+        return replace(self, condition_mask_B_1_T_H_W=given.flatten(3, 4), given_view_B=view_B)
 
     def frames(self, first: int, end: int) -> "Condition":
         """The same for latent frames ``first`` to ``end``: values of frames are cut, values of the clip stay."""

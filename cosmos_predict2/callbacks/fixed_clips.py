@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from cosmos_predict2.conditioner import ACTION_KEY, EXTRA_KEY, IMAGE_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
+from cosmos_predict2.conditioner import (
+    ACTION_KEY,
+    EXTRA_KEY,
+    GIVEN_VIEW_KEY,
+    IMAGE_KEY,
+    NEGATIVE_TEXT_KEY,
+    TEXT_KEY,
+    Condition,
+)
 from cosmos_predict2.data.clip_dataset import ClipDataset
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import distributed, random
@@ -45,9 +53,9 @@ class FixedClip:
 
     @property
     def num_given(self) -> int:
-        """The number of conditioning latent frames."""
+        """The number of latent frames that are conditioning frames in every view."""
         mask = self.condition.condition_mask_B_1_T_H_W
-        return 0 if mask is None else int(mask[0, 0, :, 0, 0].sum())
+        return 0 if mask is None else int(mask[0, 0].flatten(1).amin(dim=1).sum())
 
     def conditions(self) -> dict[str, Tensor]:
         """The inputs of a conditioner, by their keys in a batch."""
@@ -55,6 +63,7 @@ class FixedClip:
             TEXT_KEY: self.condition.crossattn_emb_B_S_E,
             "padding_mask": self.condition.padding_mask_B_1_H_W,
             "fps": self.condition.fps_B,
+            GIVEN_VIEW_KEY: self.condition.given_view_B,
             ACTION_KEY: self.condition.action_B_A_D,
             EXTRA_KEY: self.condition.extra_B_C_T_H_W,
             IMAGE_KEY: self.condition.image_B_S_E,

@@ -9,6 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from cosmos_predict2.callbacks.fixed_clips import first_clips
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
@@ -110,6 +111,17 @@ def test_a_given_view_stays_as_it_is_in_a_generated_clip() -> None:
     true = model.world.decode(model.world.encode(given["video"])).chunk(V, dim=3)
     same = [torch.allclose(a, b, atol=1e-5) for a, b in zip(made.chunk(V, dim=3), true)]
     assert same == [False, False, True]
+
+
+@pytest.mark.parametrize("view_ids", [[0, 4, 2], [4, 2, 0]])
+def test_a_sample_of_a_clip_is_given_the_view_that_training_gives(view_ids: list[int]) -> None:
+    model = make_model(locations=["ref_cam"])
+    model.net.view_ids = tuple(view_ids)
+    (clip,) = first_clips([batch(1)], model, 1)
+    options, given = SamplingOptions(num_steps=2), clip.x0_1_C_T_H_W
+    made = model.world.generate_latents(clip.conditions(), given, clip.num_given, options=options)
+    same = [torch.allclose(a, b, atol=1e-5) for a, b in zip(made.chunk(V, dim=3), given.chunk(V, dim=3))]
+    assert clip.num_given == 0 and same == [camera == 0 for camera in view_ids]
 
 
 def test_recomputation_keeps_the_gradients() -> None:
