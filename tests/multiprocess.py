@@ -107,8 +107,25 @@ def run_distributed(
 ) -> list[Any]:
     """``fn(*args)`` of every rank, in rank order; the first rank that fails decides the error, the others are ended.
 
-    Ranks in ``lost`` are meant to die: the others go on, and their value is None.
+    Ranks in ``lost`` are meant to die: the others go on, and their value is None. On a busy machine Gloo now and then
+    closes a connection before a group is there, and nothing of ours has run: the ranks are started once more.
     """
+    try:
+        return _run(fn, world_size, args, timeout, env, lost)
+    except RankError as error:
+        if "connectFullMesh failed" not in error.error:
+            raise
+    return _run(fn, world_size, args, timeout, env, lost)
+
+
+def _run(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: tuple[Any, ...],
+    timeout: float,
+    env: Mapping[str, str] | None,
+    lost: Collection[int],
+) -> list[Any]:
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=timeout), wait_for_workers=False)
     deadline = time.time() + timeout
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:

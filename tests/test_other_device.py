@@ -192,21 +192,23 @@ def _rewarded(options: list[str], root: Path) -> tuple[Waits, list[Any], list[An
     return waits, records(run_dir(root / NAME, rl_runs.NAME)), records(run_dir(root / "cpu", rl_runs.NAME))
 
 
-def _decided(root: Path) -> dict[str, tuple[Waits, list[Any], list[Any]]]:
-    """Two experiences of each policy, resumed after the first, and validated: as `_rewarded`. And one of a policy in
-    what a world model imagines, which is refined before it."""
-    tiny_openvla.write_tiny(root / "openvla", hold=3, action_chunk=4, action_dim=4, bins=32)
-    tiny_pi05.write_tiny(root / "pi05", hold=3, action_horizon=4)
-    found = {}
-    for policy in WAITS_OF_A_POLICY:
-        path = [] if policy == "toy" else [f"model.config.policy.path={root / policy}"]
-        found[policy] = _there_and_here(root / f"{policy}_run", f"{policy}_policy", [*DECIDED, *path], (2, 4))
-    options = [*vla_runs.SMALL, *(f"model.config.{key}=float32" for key in IMAGINED_PRECISIONS)]
-    found["imagined"] = _there_and_here(root / "imagined", vla_runs.IMAGINED, options, (4,))
-    return found
+def _decided(policy: str, root: Path) -> tuple[Waits, list[Any], list[Any]]:
+    """Two experiences of a policy, resumed after the first, and validated: as `_rewarded`. Or one of a policy in what
+    a world model imagines, which is refined before it."""
+    if policy == "imagined":
+        options = [*vla_runs.SMALL, *(f"model.config.{key}=float32" for key in IMAGINED_PRECISIONS)]
+        return _there_and_here(root, vla_runs.IMAGINED, options, (4,))
+    path = [] if policy == "toy" else [f"model.config.policy.path={root / policy}"]
+    if policy == "openvla":
+        tiny_openvla.write_tiny(root / policy, hold=3, action_chunk=4, action_dim=4, bins=32)
+    elif policy == "pi05":
+        tiny_pi05.write_tiny(root / policy, hold=3, action_horizon=4)
+    return _there_and_here(root / "run", f"{policy}_policy", [*DECIDED, *path], (2, 4))
 
 
-def _there_and_here(root: Path, name: str, options: list[str], ends: tuple[int, ...]) -> Any:
+def _there_and_here(
+    root: Path, name: str, options: list[str], ends: tuple[int, ...]
+) -> tuple[Waits, list[Any], list[Any]]:
     last = [*options, f"trainer.max_iter={ends[-1]}"]
     expected = vla_runs.run(root / "cpu", *last, name=name)
     for end in ends:
@@ -243,7 +245,7 @@ ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
         (OWN, False, {**ENDS, **UNREAD_TEXT, **WAITS_OF_OWN_FRAMES, REPORT: 2, FOLD: 7}, 1e-4),
         (LOW, True, {place: 2 * count for place, count in ENDS.items()}, 2e-2),
         (SMALL, True, {place: 2 * count for place, count in (ENDS | WAITS_OF_THE_HOST).items()}, 1e-4),
-        (STUDENT, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-3),
+        pytest.param(STUDENT, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-3, marks=pytest.mark.long),
     ],
     ids=["adapters", "own frames", "low precision, resumed", "a small card, resumed", "student"],
 )
@@ -274,16 +276,24 @@ def test_learning_from_rewards_stays_on_the_device(name: str, allowed: set[str],
         assert [(one["train/log_prob_ratio"], one["train/ratio_std"]) for one in found] == [(1, 0)] * 3
 
 
-@pytest.mark.slow
-def test_policies_that_learn_stay_on_the_device(tmp_path: Path) -> None:
-    for policy, (waits, found, expected) in _alone(_decided, tmp_path).items():
-        if policy in WAITS_OF_A_POLICY:
-            assert set(waits) == WAITS_OF_DECISIONS | WAITS_OF_A_POLICY[policy]
-        assert len(found) == len(expected) >= 4
-        for one, other in zip(found, expected):
-            for key in ("train/reward_mean", "train/grad_norm", "train/edm_loss", "val/greedy_return"):
-                assert (key in one) == (key in other), (policy, key)
-                assert one.get(key, 0) == pytest.approx(other.get(key, 0), rel=1e-3), (policy, key)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("toy", marks=pytest.mark.long),
+        pytest.param("openvla", marks=pytest.mark.long),
+        pytest.param("pi05", marks=pytest.mark.slow),
+        pytest.param("imagined", marks=pytest.mark.slow),
+    ],
+)
+def test_policies_that_learn_stay_on_the_device(policy: str, tmp_path: Path) -> None:
+    waits, found, expected = _alone(_decided, policy, tmp_path)
+    if policy in WAITS_OF_A_POLICY:
+        assert set(waits) == WAITS_OF_DECISIONS | WAITS_OF_A_POLICY[policy]
+    assert len(found) == len(expected) >= 4
+    for one, other in zip(found, expected):
+        for key in ("train/reward_mean", "train/grad_norm", "train/edm_loss", "val/greedy_return"):
+            assert (key in one) == (key in other), key
+            assert one.get(key, 0) == pytest.approx(other.get(key, 0), rel=1e-3), key
 
 
 @pytest.mark.slow

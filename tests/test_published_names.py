@@ -6,7 +6,6 @@
 
 import importlib
 import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from imaginaire.renamed import NAMES
-from tests.programs import finished
+from tests.programs import finished, python
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = [tuple(line.split()) for line in (ROOT / "tests/published_names.txt").read_text().splitlines()]
@@ -56,7 +55,7 @@ def test_every_place_of_the_table_is_there() -> None:
     ],
 )
 def test_they_are_found_where_nothing_else_was_imported(code: str) -> None:
-    run = finished(sys.executable, "-c", code, cwd=ROOT)
+    run = finished(python(), "-c", code, cwd=ROOT)
     assert (run.returncode, run.stderr) == (0, "")
 
 

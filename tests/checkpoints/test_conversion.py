@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every pair of forms, both ways, exactly; what is refused, with its reason; and faults that --verify finds."""
+"""Forms, both ways, exactly; what is refused, with its reason; and faults that --verify finds."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def _to(form: str, source: str, folder: Path, **options: Any) -> str:
     return destination
 
 
-FAST = "Video2World"  # the same of each other network is slow
+FAST = "Video2World"  # of other networks each form is written and read, which is all that a pair does
 
 
 @pytest.mark.parametrize("first", FORMS)
@@ -109,7 +109,8 @@ def test_each_pair_of_forms_is_exact(name: str, first: str, tmp_path: Path) -> N
     (tmp_path / "elsewhere").mkdir()
     written = _to(first, source, tmp_path / "elsewhere")
     (tmp_path / "config.yaml").unlink(missing_ok=True)  # what follows is recorded in the form itself
-    for second in (form for form in FORMS if (name, form) not in REFUSED):
+    kept = [form for form in FORMS if (name, form) not in REFUSED]
+    for second in kept if name == FAST else kept[:1]:
         found = open_network(_to(second, written, tmp_path))
         assert set(found.tensors) == set(expected.tensors)
         for key in expected.tensors:

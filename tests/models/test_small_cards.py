@@ -130,6 +130,9 @@ def test_the_peak_of_a_step_is_that_of_the_plan(rung: str) -> None:
     assert fixed + plan.gathered + plan.activations == pytest.approx(fixed + peak, rel=0.05)
 
 
+SHORT = ("trainer.run_validation=False", "dataloader_train.dataset.num_episodes=16")
+
+
 # Runs of the trainer --------------------------------------------------------------------------------------------------
 
 
@@ -165,14 +168,14 @@ def test_each_rung_learns_as_much(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["standard", "dcp"])
+@pytest.mark.parametrize("form", ["standard", pytest.param("dcp", marks=pytest.mark.long)])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, form: str) -> None:
-    overrides = (*RUNGS["nf4, swapped, all on the host"][0], f"ckpt_type={form}", "trainer.run_validation=False")
+    overrides = (*RUNGS["nf4, swapped, all on the host"][0], f"ckpt_type={form}", *SHORT)
     straight = _trees(_run(tmp_path, "straight", 4, *overrides))
     _run(tmp_path, "resumed", 2, *overrides)
     assert difference(straight, _trees(_run(tmp_path, "resumed", 4, *overrides))) is None
     # And goes on without any of it, from the weights that were opened.
-    plain = _trees(_run(tmp_path, "resumed", 5, *LORA, f"ckpt_type={form}", "trainer.run_validation=False"))
+    plain = _trees(_run(tmp_path, "resumed", 5, *LORA, f"ckpt_type={form}", *SHORT))
     name = "net.blocks.0.mlp.layer1.base_layer.weight"
     assert torch.equal(plain["model"][name], straight["model"][name])
 

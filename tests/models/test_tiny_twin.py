@@ -65,7 +65,7 @@ V2W = "predict2_video2world_training_tiny_"
     ("experiment", "overrides"),
     [
         pytest.param(f"{V2W}groot_gr1_480", [], marks=pytest.mark.slow),
-        pytest.param("predict2_video2world_lora_training_tiny_cosmos_nemo_assets", [], marks=pytest.mark.slow),
+        pytest.param("predict2_video2world_lora_training_tiny_cosmos_nemo_assets", [], marks=pytest.mark.long),
         pytest.param(f"{V2W}groot_gr1_480", [LORA], marks=pytest.mark.long),
         pytest.param("tiny_wan2pt1_i2v", [], marks=pytest.mark.long),
         pytest.param(f"{V2W}agibot_head_center_fisheye_color", [], marks=pytest.mark.long),

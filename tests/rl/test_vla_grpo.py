@@ -533,7 +533,7 @@ def test_a_held_world_model_is_imagined_with_the_tokenizer_of_its_training_alone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [IMAGINED, f"{IMAGINED}_nft"])
+@pytest.mark.parametrize("name", [IMAGINED, pytest.param(f"{IMAGINED}_nft", marks=pytest.mark.long)])
 def test_a_run_that_refines_its_world_model_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
     """It stops after an experience (once), and within a refinement, whose windows are then those of the checkpoint."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -28,7 +28,7 @@ def train_there(root: str, overrides: list[str]) -> int:
         return launch(compose(CONFIG, ["experiment=restless", *overrides]))
 
 
-@pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
+@pytest.mark.parametrize("ckpt_type", ["standard", pytest.param("dcp", marks=pytest.mark.long)])
 def test_a_run_on_s3_resumes_and_equals_one_on_disk(tmp_path: Path, s3_bucket: str, ckpt_type: str) -> None:
     overrides = [*QUICK, f"ckpt_type={ckpt_type}", "checkpoint.keep_last=2"]
     assert train(tmp_path, [*overrides, "trainer.max_iter=4"]) == 0

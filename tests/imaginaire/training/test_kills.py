@@ -171,7 +171,7 @@ FEW = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
+@pytest.mark.parametrize("ckpt_type", ["standard", pytest.param("dcp", marks=pytest.mark.long)])
 def test_a_run_killed_at_a_few_points_of_a_save_resumes(tmp_path: Path, ckpt_type: str) -> None:
     def few(points: list[str]) -> list[str]:
         assert set(FEW[ckpt_type]) <= set(points), points

@@ -82,7 +82,7 @@ def test_pictures_are_kept_while_there_is_room(recordings: Path) -> None:
     assert all(torch.equal(others[k]["full_image"], picture) for k, picture in enumerate(pictures)) and not others._kept
 
 
-@pytest.mark.parametrize("policy", ["pi05", "openvla_oft"])
+@pytest.mark.parametrize("policy", ["pi05", pytest.param("openvla_oft", marks=pytest.mark.long)])
 def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:

@@ -99,8 +99,9 @@ def test_a_crash_of_a_gate_is_not_its_no(tmp_path: Path) -> None:
 
 def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
-    slow = "import signal, sys, time; from pathlib import Path; b = Path(sys.argv[2]); b.write_text('begun');"
-    slow += "signal.signal(signal.SIGTERM, lambda *_: (b.write_text('saved'), sys.exit(75))); time.sleep(60)"
+    slow = "import signal, sys, time; from pathlib import Path; b = Path(sys.argv[2]);"
+    slow += "signal.signal(signal.SIGTERM, lambda *_: (b.write_text('saved'), sys.exit(75)));"
+    slow += "b.write_text('begun'); time.sleep(60)"
     code = (
         "import sys; from pathlib import Path; from tests.tools.improve.test_steps import copying; "
         "from cosmos_predict2.tools.improve.steps import Runner; folder = Path(sys.argv[1]); "
