@@ -26,7 +26,7 @@ from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import split_of
 from cosmos_predict2.data.views import split, views_of
-from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.interfaces import Observation, PolicyDefaults, completed
 from imaginaire import random
 from imaginaire.buildable import made, resolve
 from imaginaire.errors import ConfigError, DataError, TrainingError
@@ -208,7 +208,7 @@ def begin(
     with random.preserved():
         torch.manual_seed(random.derive_seed(start.seed, 0, "policy"))
         offered: dict[str, Any] = dict(start=start, noise=noise, correlation=correlation, **sizes)
-        begun: Any = made(getattr(cls, "to_clone", cls), arguments, where, **offered)
+        begun: Any = completed(made(getattr(cls, "to_clone", cls), arguments, where, **offered), PolicyDefaults)
     if arguments.get("keep_statistics"):
         warn_of_outside(begun, windows, str(arguments.get("base")))
     return begun

@@ -114,6 +114,31 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     torch.testing.assert_close(*decided)
 
 
+class Bare(torch.nn.Module):
+    """A policy that has no member which may be left out."""
+
+    def __init__(self, action_dim: int, chunk: int, path: str = "") -> None:
+        super().__init__()
+        self.action_dim, self.chunk, self.arguments = action_dim, chunk, dict(action_dim=action_dim, chunk=chunk)
+        self.mean = torch.nn.Parameter(torch.zeros(chunk, action_dim))
+
+    def act(self, observation: Any, *, mode: str, generators: Any, temperature: float = 1.0) -> Decision:
+        return Decision(self.mean.detach().expand(len(generators), -1, -1), {})
+
+    def record_of(self, observation: Any, actions: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"actions": actions}
+
+    def cloning_loss(self, record: dict[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
+        return (record["actions"] - self.mean).square().mean()
+
+
+def test_a_policy_may_leave_out_what_is_optional(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(recordings, "trainer.max_iter=2", f"model.config.policy={__name__}:Bare") == 0
+
+
 def test_a_clone_of_a_base_draws_as_the_base_does(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
