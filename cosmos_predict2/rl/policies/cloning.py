@@ -28,7 +28,7 @@ from cosmos_predict2.data.split import split_of
 from cosmos_predict2.data.views import split, views_of
 from cosmos_predict2.rl.interfaces import Observation, PolicyDefaults, completed
 from imaginaire import random
-from imaginaire.buildable import made, resolve
+from imaginaire.buildable import made, path_of, recorded, resolve
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.log import Progress
 from imaginaire.random import generator
@@ -74,6 +74,8 @@ def cloneable(policy: str) -> Any:
             f"The policy {policy} cannot be cloned: it has no {', '.join(missing)}. A policy of your own is a torch"
             " module with these methods: documentations/extending_rl.md"
         )
+    if recorded(path_of(cls).replace(":", "."), "policy") is None:
+        raise ConfigError(f'{policy} is not registered, so no program could read its clone: @buildable("policy").')
     return cls
 
 

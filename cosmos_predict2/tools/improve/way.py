@@ -14,7 +14,7 @@ from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.tokenizers.sizes import small_size
 from cosmos_predict2.tools.improve.steps import WayStep
 from imaginaire import foreign_json
-from imaginaire.buildable import path_of, resolve
+from imaginaire.buildable import find, path_of, resolve
 from imaginaire.errors import DataError
 
 USUAL_SIDE = 64
@@ -193,15 +193,16 @@ class _Way:
     def __init__(self, options: Options, recorded: RecordedSizes) -> None:
         self.options, self.recorded, self.out = options, recorded, options.out
         self.tokenizer_file = options.out / "tokenizer.safetensors"
-        self.imports = tuple(word for name in options.imports for word in ("--import", name))
+        own = [path_of(find(kind, "policy")).partition(":")[0] for kind in options.policies if kind not in POLICIES]
+        self.imports = tuple(word for name in dict.fromkeys((*options.imports, *own)) for word in ("--import", name))
         self.suite, self.camera = _flags(suite=options.suite), _flags(camera=options.camera)
         self.seed = _flags(seed=options.seed)
         self.suite_size = (*self.suite, *_flags(**suites.size_of_recordings(options.suite, recorded.height)))
         self.size = f"[{recorded.size[0]},{recorded.size[1]}]"
         self.area = len(cameras_in(recorded.camera)) * recorded.size[0] * recorded.size[1] / USUAL_AREA
-        own = map(_file_of, (*options.imports, *options.policies, options.suite))
+        files = map(_file_of, (*options.imports, *options.policies, options.suite))
         self.chosen = chosen(options)
-        self.modules = tuple(path for path in own if path is not None)
+        self.modules = tuple(path for path in files if path is not None)
 
     def check(self) -> WayStep:
         found, data = self.out / "recordings.json", self.options.data
@@ -356,17 +357,18 @@ class _Way:
 
 
 def _policy(name: str, clone: Path, action_dim: int) -> dict[str, object]:
-    """The override by which an experiment begins with a clone."""
+    """The overrides by which an experiment begins with a clone."""
     if name in POLICIES:
         return {"model.config.policy.path": clone}
     target = path_of(resolve(name, "policy")).replace(":", ".")
-    return {"model.config.policy": f"{{_target_:{target},path:{clone},action_dim:{action_dim}}}"}
+    own = f"{{_target_:{target},path:{clone},action_dim:{action_dim}}}"
+    return {"model.config.policy": "null", "++model.config.policy": own}  # null first: else the arguments are merged
 
 
 def _file_of(name: str) -> Path | None:
     """The file of a module that a name has before its colon (gym:MODULE:ID, MODULE:CLASS); None of what ships."""
     module = name.removeprefix("gym:").partition(":")[0].partition("?")[0]
-    if not module.isidentifier():
+    if not module.replace(".", "").isidentifier():
         return None
     spec = importlib.util.find_spec(module)
     origin = None if spec is None else spec.origin

@@ -20,6 +20,7 @@ from cosmos_predict2.rl.policies.files import read_policy, refuse_blind_clone, w
 from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, decision_errors
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.rl.policies.toy import ToyPolicy
+from imaginaire.buildable import buildable
 from imaginaire.errors import ConfigError, DataError
 from scripts import train
 from tests.multiprocess import run_distributed
@@ -114,6 +115,7 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     torch.testing.assert_close(*decided)
 
 
+@buildable("policy")
 class Bare(torch.nn.Module):
     """A policy that has no member which may be left out."""
 
@@ -137,6 +139,7 @@ def test_a_policy_may_leave_out_what_is_optional(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert command(recordings, "trainer.max_iter=2", f"model.config.policy={__name__}:Bare") == 0
+    assert isinstance(read_policy(str(tmp_path / RUN))[0], Bare)
 
 
 def test_a_clone_of_a_base_draws_as_the_base_does(

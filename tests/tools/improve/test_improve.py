@@ -75,10 +75,20 @@ def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path
         ways.require_suite(replace(options, state=True), stateful)
 
 
-def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: Path) -> None:
-    options = Options(data=Path("datasets/dot"), out=robot / "none", policies=("pi05", "collections:OrderedDict"))
-    with pytest.raises(ConfigError, match="OrderedDict cannot be cloned: it has no act, record_of, cloning_loss"):
-        ways.improve(options)
+class Unregistered(torch.nn.Module):
+    act = record_of = cloning_loss = None
+
+
+@pytest.mark.parametrize(
+    ("policy", "fault"),
+    [
+        ("collections:OrderedDict", "OrderedDict cannot be cloned: it has no act, record_of, cloning_loss"),
+        (f"{__name__}:Unregistered", "Unregistered is not registered.*@buildable"),
+    ],
+)
+def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: Path, policy: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        ways.improve(Options(data=Path("datasets/dot"), out=robot / "none", policies=("pi05", policy)))
     assert not (robot / "none").exists()
 
 

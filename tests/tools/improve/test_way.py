@@ -28,7 +28,10 @@ OPTIONS = Options(data=Path("my_data"), out=Path("RUN"), suite="gym:ID", clones=
 RECORDED = RecordedSizes(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
 
 
-@pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05")])
+OWN = "cosmos_predict2.rl.policies.toy:ToyPolicy"
+
+
+@pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05"), (OWN,)])
 def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...]) -> None:
     options = replace(OPTIONS, policies=policies, clones=len(policies), camera="front", seed=3, phases=2)
     options = replace(options, imports=("json",), allow_unchecked=True, state=True)
@@ -39,12 +42,13 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
         flag, program, *words = step.words
         assert flag == "-m"
         if program == "scripts.train":
-            words = [word for word in words if word not in ("--import", "json", "--")]
-            compose(DEFAULT_CONFIG, words)
+            compose(DEFAULT_CONFIG, words[words.index("--") + 1 :])
         else:
             importlib.import_module(program).parser.parse_args(words)
     own = [word for step in steps for word in step.words if word.endswith((".state=observation.state", ".state=true"))]
     assert len(own) == 3 + len(policies) ** 2, "of the world model of each phase, and of the clones"
+    readers = [step.words for step in steps if "cloning/clone" in " ".join(step.words)]
+    assert OWN not in policies or readers and all("cosmos_predict2.rl.policies.toy" in words for words in readers)
     made = [path for step in steps for path in step.makes]
     for k, step in enumerate(steps):  # what a step reads of the folder, one before it has made
         before = [path for earlier in steps[:k] for path in earlier.makes]
