@@ -20,7 +20,7 @@ from cosmos_predict2.checkpoints.networks import CONFIG, Config, read_config
 from cosmos_predict2.checkpoints.publishing import CARD, model_card
 from cosmos_predict2.checkpoints.verify import differences, other_settings, refuse, verify_network
 from cosmos_predict2.released import REASON1_ENCODER_DIR, T5, checkpoint_dir
-from cosmos_predict2.text import t5
+from cosmos_predict2.text import clip, t5, wan_files
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
@@ -85,14 +85,21 @@ def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = 
     if text_encoder is not None:
         source = _text_of(beside, card, family, text_encoder)
         here = [storage.join(source, name) for name in components]
-        if not names_at(here[0]):  # one folder for both
+        if wan_files.file_in(source, wan_files.UMT5):
+            here = list(t5.UMT5Encoder.places(source))
+        elif not names_at(here[0]):  # one folder for both
             here = [source, source]
         encoders[places[2]], tokenizers[places[3]] = (here[0], family.text[0]), here[1]
         components = dict(zip(components, family.text))
+    own_settings: dict[str, Config] = {}
     if has_image:
         components |= {"image_encoder": "CLIPVisionModel", "image_processor": "CLIPImageProcessor"}
-        encoders[storage.join(to, "image_encoder")] = _required(beside, "image_encoder"), "CLIPVisionModel"
-        tokenizers[storage.join(to, "image_processor")] = _required(beside, "image_processor")
+        original = wan_files.file_in(beside, wan_files.CLIP)
+        encoders[storage.join(to, "image_encoder")] = original or _required(beside, "image_encoder"), "CLIPVisionModel"
+        if original:
+            own_settings["image_processor/preprocessor_config.json"] = wan_files.PREPROCESSOR
+        else:
+            tokenizers[storage.join(to, "image_processor")] = _required(beside, "image_processor")
     scheduler = family.scheduler
     if storage.exists(own := storage.join(beside, SCHEDULER)):
         scheduler = foreign_json.load_object(local_file(own))
@@ -100,7 +107,7 @@ def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = 
     index |= {"transformer": ["diffusers", config["_class_name"]], "vae": ["diffusers", "AutoencoderKLWan"]}
     index |= {name: ["transformers", cls] if cls else [None, None] for name, cls in components.items()}
     index |= {"safety_checker": [None, None]} if config["_class_name"] == diffusers_names.CLASS_NAME else {}
-    settings = {SCHEDULER: scheduler, INDEX: index} if is_pipeline else {}
+    settings = {**own_settings, SCHEDULER: scheduler, INDEX: index} if is_pipeline else {}
     text = readme(config, to, family.pipeline) if is_pipeline else ""
     return Folder(job, networks, encoders, tokenizers, settings, text)
 
@@ -189,7 +196,9 @@ def _text_of(beside: str, card: ModelCard, family: _Family, given: str) -> str:
     places = [beside, storage.join(beside, family.released[2]), str(recorded.get("path") or beside)]
     places = [given] if given else [*places, storage.join(checkpoint_dir(), family.released[2])]
     for place in places:
-        if CONFIG in names_at(storage.join(place, TEXT_ENCODER)) or (_files(place) and CONFIG in names_at(place)):
+        is_folder_of_both = _files(place) and CONFIG in names_at(place)
+        is_original = wan_files.file_in(place, wan_files.UMT5)
+        if CONFIG in names_at(storage.join(place, TEXT_ENCODER)) or is_folder_of_both or is_original:
             return place
     raise CheckpointError(
         f"{card.source}: no text encoder at {', '.join(dict.fromkeys(places))}, a folder with {TEXT_ENCODER} and"
@@ -210,11 +219,15 @@ def _files(folder: str) -> list[str]:
 
 def _encoder(source: str, cls: str) -> Mapping[str, Tensor]:
     """The tensors of an encoder; of T5 without its decoder, and its table of words once."""
+    if cls == "CLIPVisionModel" and wan_files.is_original(source):
+        return weights.renamed(wan_files.clip_tensors(source), lambda name: clip.PREFIX + name)
     return t5.encoder_weights(source) if cls.endswith("T5EncoderModel") else weights.read(source)
 
 
 def _encoder_config(source: str, cls: str) -> Config:
     config = read_config(source)
+    if wan_files.is_original(source):
+        config = wan_files.clip_settings(source) if cls == "CLIPVisionModel" else wan_files.umt5_settings(source)
     if config is None:
         raise CheckpointError(f"{source} has no {CONFIG}. Fetch the folder again.")
     return {**config, "architectures": [cls]}

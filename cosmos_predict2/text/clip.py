@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features of a picture by CLIP, as Wan2.1's image to video reads them beside the text."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosmos_predict2.text import pretrained
+from cosmos_predict2.text import pretrained, wan_files
+from cosmos_predict2.text.qwen_vl import MEAN, STD
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError
 
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP's pictures
+PREFIX = "vision_model."  # of names in public folders, and in older versions of the package
 
 
 class ClipImageEncoder:
-    """The vision half of CLIP, from the folder ``image_encoder`` of a diffusers pipeline."""
+    """The vision half of CLIP, from the folder ``image_encoder`` of a diffusers pipeline, or from that of Wan2.1's own
+    repository."""
 
     def __init__(
         self, path: str, *, dtype: str | torch.dtype | None = None, device: torch.device | str = "cpu"
@@ -26,8 +29,14 @@ class ClipImageEncoder:
                 f"The image encoder's folder {path} does not exist: it is part of Wan-AI/Wan2.1-I2V-14B-480P-Diffusers."
             )
         package = pretrained.transformers()
-        config = pretrained.config_of(package.CLIPVisionConfig, path)
-        source = weights.renamed(weights.read(path), lambda n: None if n.endswith(".position_ids") else n)
+        path = wan_files.file_in(path, wan_files.CLIP) or path
+        if wan_files.is_original(path):
+            config = package.CLIPVisionConfig(**wan_files.clip_settings(path))
+        else:
+            config = pretrained.config_of(package.CLIPVisionConfig, path)
+        with torch.device("meta"):
+            prefix = PREFIX if hasattr(package.CLIPVisionModel(config), "vision_model") else ""
+        source = weights.renamed(encoder_weights(path), lambda name: prefix + name)
         self._model: Any = pretrained.load(
             lambda: package.CLIPVisionModel(config), source, path, dtype=pretrained.dtype_of(dtype), device=device
         )
@@ -50,3 +59,12 @@ class ClipImageEncoder:
     def to(self, device: torch.device | str) -> "ClipImageEncoder":
         self._model.to(device)
         return self
+
+
+def encoder_weights(path: str) -> Mapping[str, Tensor]:
+    """The tensors of a folder, or of the file of Wan2.1's repository, by names without the prefix of older folders."""
+    if wan_files.is_original(path):
+        return wan_files.clip_tensors(path)
+    return weights.renamed(
+        weights.read(path), lambda name: None if name.endswith(".position_ids") else name.removeprefix(PREFIX)
+    )

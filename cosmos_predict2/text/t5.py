@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.text import pretrained
+from cosmos_predict2.text import pretrained, wan_files
 from cosmos_predict2.text.bytes_encoder import prompt_list
 from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import names_at
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext, Finding, errors
 
@@ -114,12 +115,15 @@ class T5Encoder:
 
 
 class UMT5Encoder(T5Encoder):
-    """Prompts of Wan2.1, by the folders ``text_encoder`` and ``tokenizer`` of a diffusers pipeline."""
+    """Prompts of Wan2.1, by the folders ``text_encoder`` and ``tokenizer`` of a diffusers pipeline, or by the folder of
+    Wan2.1's own repository."""
 
     kind, classes = "umt5", ("UMT5Config", "UMT5EncoderModel")
 
     @staticmethod
     def places(path: str) -> tuple[str, str]:
+        if original := wan_files.file_in(path, wan_files.UMT5):
+            return original, f"{path}/{wan_files.UMT5_TOKENIZER}"
         return f"{path}/text_encoder", f"{path}/tokenizer"
 
     @staticmethod
@@ -141,7 +145,12 @@ class UMT5Encoder(T5Encoder):
         **_: Any,
     ) -> list[str]:
         check_options(max_length, dtype, batch_size)
-        return pretrained.problems_of(f"{path}/text_encoder", (pretrained.CONFIG,), WAN_DOWNLOAD.format(path=path))
+        network, tokenizer = UMT5Encoder.places(path)
+        if not wan_files.is_original(network):
+            return pretrained.problems_of(network, (pretrained.CONFIG,), WAN_DOWNLOAD.format(path=path))
+        if set(names_at(tokenizer)).isdisjoint(TOKENIZER_FILES):
+            return [f"{tokenizer} has no tokenizer ({' or '.join(TOKENIZER_FILES)}). {WAN_DOWNLOAD.format(path=path)}"]
+        return []
 
 
 def check_options(max_length: int, dtype: str | torch.dtype | None, batch_size: int) -> None:
@@ -161,7 +170,9 @@ def load_t5(
 ) -> Any:
     """The encoder of a folder: its config, its encoder's weights, all of them accounted for."""
     package = pretrained.transformers()
-    config = pretrained.config_of(getattr(package, classes[0]), path)
+    kind = getattr(package, classes[0])
+    is_original = wan_files.is_original(path)
+    config = kind(**wan_files.umt5_settings(path)) if is_original else pretrained.config_of(kind, path)
     return pretrained.load(
         lambda: getattr(package, classes[1])(config),
         encoder_weights(path),
@@ -173,7 +184,9 @@ def load_t5(
 
 
 def encoder_weights(path: str) -> Mapping[str, Tensor]:
-    """The encoder's tensors of a folder, its table of words once."""
+    """The encoder's tensors of a folder, or of the file of Wan2.1's repository, its table of words once."""
+    if wan_files.is_original(path):
+        return wan_files.umt5_tensors(path)
     source = weights.read(path)
 
     def rename(name: str) -> str | None:

@@ -37,7 +37,7 @@ from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
 from scripts.convert import parser, run
 from tests.checkpoints.nets import SMALL, random_net
-from tests.text.folders import T5_SIZES, reason1_folder, t5_folder
+from tests.text.folders import T5_SIZES, original_clip, original_umt5, reason1_folder, t5_folder
 
 SINGLE_FILES = {"pt": ".pt", "safetensors": ".safetensors", "comfyui": ".safetensors", "kohya": ".safetensors"}
 WAN = dict(model_channels=48, num_blocks=2, num_heads=3, ffn_channels=40, crossattn_emb_channels=8)
@@ -336,6 +336,7 @@ def test_a_whole_folder_goes_to_diffusers_and_back(name: str, tmp_path: Path) ->
     if name == "Wan2.1 I2V":
         with pytest.raises(CheckpointError, match="no image encoder"):
             _convert(pipeline, back, "--to", "released")
+        _from_original_names(tmp_path / "here", pipeline, source, str(tmp_path / "again"))
     else:
         _convert(pipeline, back, "--to", "released", "--verify")
         again = str(tmp_path / "again")
@@ -347,6 +348,33 @@ def test_a_whole_folder_goes_to_diffusers_and_back(name: str, tmp_path: Path) ->
                 assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
             elif file.suffix != ".md":
                 assert there.read_bytes() == file.read_bytes(), there
+
+
+def _from_original_names(here: Path, pipeline: str, source: str, again: str) -> None:
+    """The same folder, made of the encoders' files in Wan2.1's own repository."""
+    names = {"text_encoder": "models_t5_umt5-xxl-enc-bf16.pth"}
+    names["image_encoder"] = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
+    parts = {name: safetensors.torch.load_file(Path(pipeline, name, "model.safetensors")) for name in names}
+    for name, rename in (("text_encoder", original_umt5), ("image_encoder", original_clip)):
+        torch.save(rename(parts[name]), here / names[name])
+        shutil.rmtree(here / name)
+    shutil.rmtree(here / "image_processor")
+    (here / "google").mkdir()
+    (here / "tokenizer").rename(here / "google/umt5-xxl")
+    _convert("--from", source, "--to", again, "--verify")
+    for name, there in parts.items():
+        found = safetensors.torch.load_file(Path(again, name, "model.safetensors"))
+        bare = {key.removeprefix("vision_model."): tensor for key, tensor in found.items()}
+        assert bare.keys() == there.keys() and all(torch.equal(bare[key], there[key]) for key in bare)
+        settings = [json.loads(Path(root, name, "config.json").read_text()) for root in (again, pipeline)]
+        sizes = {key: value for key, value in settings[0].items() if key in settings[1]}
+        # the activation of CLIP and the width of a head, which no file has, are those of the released one
+        assert {key for key, value in sizes.items() if settings[1][key] != value} <= {
+            "hidden_act",
+            "num_attention_heads",
+        }
+    processor = json.loads(Path(again, "image_processor/preprocessor_config.json").read_text())
+    assert (processor["size"], processor["do_center_crop"]) == ({"height": 224, "width": 224}, False)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.dit_weights import describe
 from cosmos_predict2.conditioner import EXTRA_KEY
+from cosmos_predict2.configs.base.config_wan2pt1 import get_wan2pt1_pipeline
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.wan_dit import WanDiT
@@ -177,6 +178,17 @@ def test_released_sizes_compose(name: str) -> None:
     assert config["model_manager_config"]["dit_path"].endswith("-Diffusers")
     assert (config["pipe_config"]["image_encoder"] is None) == name.startswith("t2v")
     assert any("Wan-AI" in str(one) for one in preflight.findings(by_lora))  # the weights are not here
+
+
+def test_the_original_repository_is_taken_where_it_alone_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSMOS_PREDICT2_ARGS", f"--checkpoints {tmp_path}")
+    own = tmp_path / "Wan-AI/Wan2.1-I2V-14B-480P"
+    for suffix, folder in (("", own), ("-Diffusers", Path(f"{own}-Diffusers"))):
+        folder.mkdir(parents=True)
+        config = get_wan2pt1_pipeline(kind="i2v", model_size="14B")
+        found = [config.text_encoder.path, config.tokenizer.vae_pth, config.image_encoder.path]
+        parts = ("", "/vae", "/image_encoder") if suffix else ("", "/Wan2.1_VAE.pth", "")
+        assert found == [f"{own}{suffix}{part}" for part in parts]
 
 
 def test_plan_has_no_formulas_of_it() -> None:

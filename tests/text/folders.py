@@ -114,3 +114,38 @@ def _scattered(model: Any) -> Any:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def original_umt5(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a UMT5 by the names of Wan2.1's own repository."""
+    parts = {
+        "shared": "token_embedding", "encoder.final_layer_norm": "norm", "encoder.block.": "blocks.",
+        "layer.0.SelfAttention.relative_attention_bias": "pos_embedding.embedding", "layer.0.SelfAttention": "attn",
+        "layer.0.layer_norm": "norm1", "layer.1.layer_norm": "norm2", "layer.1.DenseReluDense.wi_0": "ffn.gate.0",
+        "layer.1.DenseReluDense.wi_1": "ffn.fc1", "layer.1.DenseReluDense.wo": "ffn.fc2",
+    }  # fmt: skip
+    return {_replaced(name, parts): state[name] for name in state if name != "encoder.embed_tokens.weight"}
+
+
+def original_clip(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same of CLIP, with the parts that nothing here reads."""
+    parts = {
+        "embeddings.patch_embedding": "patch_embedding", "pre_layrnorm": "pre_norm", "post_layernorm": "post_norm",
+        "encoder.layers.": "transformer.", "self_attn.out_proj": "attn.proj", "layer_norm": "norm", "mlp.fc1": "mlp.0",
+        "mlp.fc2": "mlp.2",
+    }  # fmt: skip
+    found = {f"visual.{_replaced(name, parts)}": state[name] for name in state if "embeddings" not in name}
+    for name in [name for name in found if ".q_proj." in name]:
+        three = [found.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        found[name.replace("self_attn.q_proj", "attn.to_qkv")] = torch.cat(three)
+    found["visual.patch_embedding.weight"] = state["embeddings.patch_embedding.weight"]
+    found["visual.cls_embedding"] = state["embeddings.class_embedding"][None, None]
+    found["visual.pos_embedding"] = state["embeddings.position_embedding.weight"][None]
+    unread = {"visual.head": torch.zeros(8, 8), "log_scale": torch.zeros(()), "textual.norm.weight": torch.zeros(4)}
+    return {**found, **unread}
+
+
+def _replaced(name: str, parts: dict[str, str]) -> str:
+    for theirs, original in parts.items():
+        name = name.replace(theirs, original)
+    return name

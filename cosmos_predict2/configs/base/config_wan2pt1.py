@@ -43,9 +43,10 @@ SIZES = {
 
 
 def wan_folder(kind: str, size: str, resolution: str = "480") -> str:
-    """The folder of a released model in diffusers' layout, which has all parts."""
+    """The folder of a released model with all parts: in diffusers' layout, unless only Wan2.1's own is there."""
     name = f"Wan2.1-{kind.upper()}-{size}" + (f"-{resolution}P" if kind == "i2v" else "")
-    return storage.join(checkpoint_dir(), f"Wan-AI/{name}-Diffusers")
+    own = storage.join(checkpoint_dir(), f"Wan-AI/{name}")
+    return own if storage.is_folder(own) and not storage.is_folder(f"{own}-Diffusers") else f"{own}-Diffusers"
 
 
 def get_wan2pt1_pipeline(*, kind: str = "t2v", model_size: str = "1.3B", resolution: str = "480") -> WanPipelineConfig:
@@ -55,14 +56,15 @@ def get_wan2pt1_pipeline(*, kind: str = "t2v", model_size: str = "1.3B", resolut
         raise ConfigError(f"There is no Wan2.1 model {kind} {model_size}. There are: {known}.")
     is_tiny, folder, net = model_size == "tiny", wan_folder(kind, model_size, resolution), NETS[kind, model_size]
     mode = "none" if is_tiny else "block_wise"
+    vae, pictures = ("vae", "/image_encoder") if folder.endswith("-Diffusers") else ("Wan2.1_VAE.pth", "")
     shift = TINY_SHIFT if is_tiny else I2V_SHIFT if (kind, resolution) == ("i2v", "480") else 5.0
     return WanPipelineConfig(
         net=L(WanDiT)(**net, sac_config=dict(mode=mode, every_n_blocks=1)),
         tokenizer=L(TinyTokenizer)()
         if is_tiny
-        else L(WanTokenizer)(vae_pth=f"{folder}/vae", temporal_window=16, tile_size="auto"),
+        else L(WanTokenizer)(vae_pth=f"{folder}/{vae}", temporal_window=16, tile_size="auto"),
         text_encoder=wan_text_encoder(kind, model_size, resolution),
-        image_encoder=L(ClipImageEncoder)(path=f"{folder}/image_encoder") if "image_channels" in net else None,
+        image_encoder=L(ClipImageEncoder)(path=f"{folder}{pictures}") if "image_channels" in net else None,
         conditioner=ConditionerConfig(text=DropoutConfig(dropout_rate=0.2 if is_tiny else 0.0)),
         min_num_conditional_frames=0,
         max_num_conditional_frames=0,
