@@ -331,8 +331,7 @@ class Video2WorldModel(ImaginaireModel):
             return generators.integers(0, self.net.num_views, GIVEN_VIEW_KEY)
         if "ref_cam" not in locations:
             return None
-        ids = cast(MultiViewDiT, self.net).view_ids
-        return torch.full((size,), ids.index(0) if 0 in ids else 0)
+        return torch.full((size,), cast(MultiViewDiT, self.net).front)
 
     def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: Draws) -> tuple[Tensor, Tensor]:
         """Standard normal noise, and one noise level per sample [B, 1]."""

@@ -63,6 +63,11 @@ class MultiViewDiT(Video2WorldDiT):
         self.__dict__["pos_embedder"] = self.pos_embedder_options[names[0]]
         self.init_weights()
 
+    @property
+    def front(self) -> int:
+        """The view of the front camera, which is 0; the first where there is none."""
+        return self.view_ids.index(0) if 0 in self.view_ids else 0
+
     def choose_attention(
         self, name: str | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> AttentionChoice:

@@ -20,7 +20,8 @@ EMBEDDINGS = ".pt"  # of prompts: a file of embeddings [1, V * tokens, width]
 
 class MultiviewPipeline(Video2WorldPipeline):
     """The input is one clip with the views one after another in time, as published ones are, or a file for each view,
-    ``front.mp4+left.mp4``. Lines of a prompt are the texts of the views; where there is one, it is the first view's."""
+    ``front.mp4+left.mp4``. Lines of a prompt are the texts of the views; where there is one, it is the front camera's,
+    as in training."""
 
     def read(self, path: str, num_frames: int, size: tuple[int, int], start: int | None = None) -> Tensor:
         num_views = self.world.net.num_views
@@ -61,7 +62,7 @@ class MultiviewPipeline(Video2WorldPipeline):
             raise ConfigError(f"The prompt has {len(lines)} lines for {num_views} views: one each, empty for none.")
         found = self.world.encode_text([line for line in lines if line], embeddings)
         texts = torch.zeros(num_views, *found.shape[1:]).to(found)
-        texts[[i for i, line in enumerate(lines) if line]] = found
+        texts[[i for i, line in enumerate(lines) if line] if lines[1:] else self.world.net.front] = found
         return texts.flatten(0, 1)
 
     def checked_video(self, video_1_C_F_H_W: Tensor) -> Tensor:

@@ -55,10 +55,11 @@ def test_one_file_and_a_file_for_each_view_are_the_same_input(clips: Path, tmp_p
     assert len({*made, frames_of(tmp_path / "c.mp4", ["--num_conditional_frames", "0"])}) == 4
 
 
-def _pipe() -> MultiviewPipeline:
+def _pipe(**net: Any) -> MultiviewPipeline:
     config = get_cosmos_predict2_multiview_pipeline(model_size="tiny")
+    config.net.update(net)
     config.guardrail_config.enabled = False
-    return MultiviewPipeline.from_config(config, tiny_multiview_path())
+    return MultiviewPipeline.from_config(config, "" if net else tiny_multiview_path())
 
 
 def test_a_prompt_is_the_first_views_or_a_line_for_each_or_embeddings(tmp_path: Path) -> None:
@@ -77,6 +78,12 @@ def test_a_prompt_is_the_first_views_or_a_line_for_each_or_embeddings(tmp_path: 
     torch.save(text[None, :127], tmp_path / "odd.pt")
     with pytest.raises(DataError, match="2 views take as many tokens"):
         pipe.encode([str(tmp_path / "odd.pt")])
+
+
+def test_one_prompt_is_the_front_camera_s() -> None:
+    for view_ids, front in (([0, 1], 0), ([1, 0], 1), ([2, 1], 0)):
+        (text,) = _pipe(view_ids=view_ids).encode([PROMPT[1]])
+        assert [bool(part.any()) for part in text.chunk(2)] == [view == front for view in range(2)]
 
 
 def test_a_given_view_is_shown_as_it_is(clips: Path) -> None:
