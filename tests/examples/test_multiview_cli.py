@@ -128,6 +128,7 @@ def test_released_numbers() -> None:
     ("flags", "named"),
     [
         (["--num_conditional_frames", "0", "--n_views", "3"], "--n_views 3, but this model has 2 views"),
+        (["--num_conditional_frames", "0", "--n_views", "1"], "--n_views 1, but this model has 2 views"),
         (["--n_views", "0"], "--n_views"),
         ([], "no bundled clip of several cameras"),
         (["--input_path", "PICTURE"], "is one picture, but there are 2 views"),

@@ -91,7 +91,7 @@ def choose_multiview(flags: VideoModel, n_views: int | None) -> Choice:
         place_tokenizer(config, flags.tokenizer_path)
     known = list(config.net.view_ids)
     n_views = n_views or (len(known) if card.has_pipeline else 1)
-    if n_views > len(known):
+    if n_views > len(known) or (card.has_pipeline and n_views < len(known)):
         raise ConfigError(f"--n_views {n_views}, but this model has {len(known)} views.")
     config.net.view_ids = known[:n_views]
     trained = card.shape[0] if card.has_pipeline else MULTIVIEW_SIZES[size].resolutions[0]
