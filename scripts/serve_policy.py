@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.rl.policies.remote.layouts import layout_of
     from cosmos_predict2.rl.policies.remote.policy import PROTOCOLS
-    from cosmos_predict2.rl.policies.remote.wire import TOKEN
+    from cosmos_predict2.rl.remote.wire import TOKEN
     from cosmos_predict2.tools.serve.server import ServedPolicy, serve
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire.listening import token_of

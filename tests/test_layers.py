@@ -48,7 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cosmos_predict2.tools.improve": _BELOW_RL | _ours("evaluation.reports", "rl"),  # it looks at a user's environment
     **{f"cosmos_predict2.tools.{name}": _BELOW_RL | _ours("rl") for name in ("drive", "serve")},
     "cosmos_predict2.rl.interfaces": _BELOW_RL - _ours("pipelines"),
-    **{name: _BELOW_RL - _ours("pipelines") | _ours("rl.interfaces") for name in _INSIDE_RL},
+    "cosmos_predict2.rl.remote": _BELOW_RL - _ours("pipelines"),
+    **{name: _BELOW_RL - _ours("pipelines") | _ours("rl.interfaces", "rl.remote") for name in _INSIDE_RL},
     "cosmos_predict2.rl": _BELOW_RL - _ours("pipelines"),
     "cosmos_predict2.renamed": set(),
     "cosmos_predict2.configs": _BELOW_RL | _ours("rl", "tools", "evaluation.reports"),

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
-from cosmos_predict2.rl.policies.remote import wire
 from cosmos_predict2.rl.policies.remote.connections import Gr00t, OpenPi
 from cosmos_predict2.rl.policies.remote.layouts import layout_of, observed, shown
+from cosmos_predict2.rl.remote import wire
 from cosmos_predict2.tools.serve.server import Gr00tAnswers, ServedPolicy, openpi_reply
 from tests.goldens import Golden, Value
 
@@ -114,7 +114,7 @@ def test_our_openpi_client_sends_what_the_public_one_sends(golden: Golden) -> No
     for request, reply in zip(file["requests"], file["replies"], strict=True):
         layout = layout_of("openpi", request["layout"].use(), {})
         sent = wire.unpack(data(request["bytes"]), "openpi", "it")
-        client = OpenPi("openpi://it", "it", None, "", 1.0)
+        client = OpenPi("openpi://it", wire.TOKEN, 1.0)
         client.socket = Wire(data(reply["bytes"]))
         actions, message = asked(client, layout, observed(layout, sent))
         assert numpy.array_equal(actions, numpy.array(reply["actions"].expected(), actions.dtype))
@@ -141,7 +141,7 @@ def test_our_gr00t_client_sends_requests_of_each_version(case: Value, golden: Go
     if version == "n1.6_sim":
         return  # a form that we read and do not send
     file, layout = golden.json("gr00t.json"), layout_of("gr00t", "libero", {})
-    client = Gr00t("gr00t://it", "it", None, "", 1.0)
+    client = Gr00t("gr00t://it", wire.TOKEN, 1.0)
     client.is_flat, client.socket = version == "n1.5", Wire(data(case["reply"]))
     sent = wire.unpack(data(case["bytes"]), "gr00t", "it")
     seen = observed(layout, sent["data"].get("observation", sent["data"]))

@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cosmos_predict2.rl.episodes.episodes import lost, require_known_sentences, require_views
 from cosmos_predict2.rl.interfaces import Mode
 from cosmos_predict2.rl.policies.remote.layouts import Layout, observed
-from cosmos_predict2.rl.policies.remote.wire import LARGEST, RECORD, TOKEN, Modality, pack, package, reading, unpack
+from cosmos_predict2.rl.remote.wire import LARGEST, RECORD, TOKEN, Modality, pack, package, reading, unpack
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.listening import listening
@@ -85,12 +85,12 @@ class ServedPolicy:
         return actions.numpy()  # type: ignore[no-any-return]
 
 
-def fault_of(error: Exception) -> str:
+def fault_of(error: Exception, what: str = "policy") -> str:
     """The sentence that a client gets; what nobody foresaw is in the log."""
     if isinstance(error, UserError):
         return str(error)
     log.error("a request could not be answered", exc_info=error)
-    return f"The policy failed ({type(error).__name__}); the server's log has more."
+    return f"The {what} failed ({type(error).__name__}); the server's log has more."
 
 
 def serve(served: ServedPolicy, protocol: str, host: str, port: int, token: str) -> None:
@@ -119,14 +119,6 @@ def openpi_server(served: ServedPolicy, listener: socket.socket, token: str = ""
     """A server with a thread for each connection; /healthz is answered while decisions are computed."""
     closed = package("websockets.exceptions").ConnectionClosed
 
-    def admitted(connection: Any, request: Any) -> Any:
-        if request.path == "/healthz":
-            return connection.respond(200, "OK\n")
-        given = request.headers.get("Authorization") or ""
-        if token and not hmac.compare_digest(given.encode(), f"Api-Key {token}".encode()):
-            return connection.respond(401, f"The token is missing or wrong: {TOKEN}, or api_key.\n")
-        return None
-
     def answered(connection: Any) -> None:
         took: dict[str, float] = {}  # milliseconds, of the decision before
         with contextlib.suppress(closed):
@@ -136,7 +128,23 @@ def openpi_server(served: ServedPolicy, listener: socket.socket, token: str = ""
                 connection.send(openpi_reply(served, data, took))
                 took["prev_total_ms"] = 1e3 * (time.monotonic() - began)
 
-    limits: dict[str, Any] = dict(compression=None, max_size=LARGEST, max_queue=1)
+    return websocket_server(answered, listener, token, TOKEN, LARGEST)
+
+
+def websocket_server(
+    answered: Callable[[Any], None], listener: socket.socket, token: str, variable: str, largest: int
+) -> Any:
+    """A server that calls ``answered`` with each connection, in a thread of its own, where ``token`` is given."""
+
+    def admitted(connection: Any, request: Any) -> Any:
+        if request.path == "/healthz":
+            return connection.respond(200, "OK\n")
+        given = request.headers.get("Authorization") or ""
+        if token and not hmac.compare_digest(given.encode(), f"Api-Key {token}".encode()):
+            return connection.respond(401, f"The token is missing or wrong: {variable}, or api_key.\n")
+        return None
+
+    limits: dict[str, Any] = dict(compression=None, max_size=largest, max_queue=1)
     make = package("websockets.sync.server").serve
     return make(answered, sock=listener, process_request=admitted, origins=[None], **limits)  # no page of a browser
 

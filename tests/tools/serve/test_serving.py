@@ -29,11 +29,11 @@ from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from cosmos_predict2.rl.policies.files import find_policy, read_policy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
-from cosmos_predict2.rl.policies.remote import connections, wire
 from cosmos_predict2.rl.policies.remote.layouts import layout_of
 from cosmos_predict2.rl.policies.remote.policy import RemotePolicy
-from cosmos_predict2.rl.policies.remote.wire import TOKEN
 from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.remote import connections, wire
+from cosmos_predict2.rl.remote.wire import TOKEN
 from cosmos_predict2.tools.serve.server import Gr00tAnswers, ServedPolicy, gr00t_socket, openpi_server
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError, DataError, UserError
@@ -500,7 +500,7 @@ def foreign_gr00t(answers: dict[str, Any]) -> Iterator[str]:
 
 
 def test_modalities_of_a_server_say_what_it_is_shown(remotes: Any) -> None:
-    from cosmos_predict2.rl.policies.remote.wire import Modality
+    from cosmos_predict2.rl.remote.wire import Modality
 
     modalities = {"video": Modality(("ego", "hand")), "state": Modality(("single_arm", "gripper"))}
     modalities |= {"action": Modality(("single_arm", "gripper"), tuple(range(16))), "language": Modality(("task",))}

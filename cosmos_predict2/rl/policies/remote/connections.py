@@ -1,73 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to policy servers: openpi's websocket and GR00T's ZeroMQ socket, one request and one reply at a time."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy
 
 from cosmos_predict2.rl.policies.remote.layouts import Layout
-from cosmos_predict2.rl.policies.remote.wire import LARGEST, RECORD, TOKEN, Modality, pack, package, unpack
+from cosmos_predict2.rl.remote import connections
+from cosmos_predict2.rl.remote.connections import Connection, Websocket
+from cosmos_predict2.rl.remote.wire import LARGEST, Modality, pack, package, unpack
 from imaginaire.errors import ConfigError
-
-HANDSHAKE_S = 10.0
-
-
-class Lost(Exception):
-    """The connection is gone, or no reply came in time."""
-
 
 # What a server says of itself: the record of its policy, which ours give, and GR00T's modalities.
 Facts = tuple[Mapping[str, Any], Mapping[str, Modality]]
 
 
-class _Connection:
-    """A server at ``name``, which may take ``timeout`` seconds for a reply."""
-
-    port: ClassVar[int]
-    faults: tuple[type[Exception], ...] = (OSError,)  # of its socket
-
-    def __init__(self, name: str, host: str, port: int | None, token: str, timeout: float) -> None:
-        self.name, self.place, self.token, self.timeout = name, f"{host}:{port or self.port}", token, timeout
-        self.socket: Any = None
-
-    @contextmanager
-    def _losses(self) -> Iterator[None]:
-        """Inside, faults of the socket are `Lost`."""
-        try:
-            yield
-        except self.faults as error:
-            is_late = isinstance(error, TimeoutError) or type(error).__name__ == "Again"  # ZeroMQ's
-            raise Lost("no answer in time" if is_late else str(error)) from error
-
-    def close(self) -> None:
-        if self.socket is not None:
-            self.socket.close()
-            self.socket = None
-
-    def refused(self, text: str, *, is_token: bool = False) -> ConfigError:
-        """The error for what the server said; of a traceback its last line."""
-        cure = f" Set {TOKEN} to the server's token." if is_token else ""
-        return ConfigError(f"{self.name} refuses: {(text.strip().splitlines() or [''])[-1][:500]}{cure}")
-
-
-class OpenPi(_Connection):
+class OpenPi(Websocket):
     port = 8000
 
     def open(self) -> Facts:
-        headers = {"Authorization": f"Api-Key {self.token}"} if self.token else None
-        limits: dict[str, Any] = dict(compression=None, max_size=LARGEST, max_queue=1, open_timeout=HANDSHAKE_S)
-        connect, exceptions = package("websockets.sync.client").connect, package("websockets.exceptions")
-        self.faults = (OSError, exceptions.WebSocketException)
-        with self._losses():
-            try:
-                connected = connect(f"ws://{self.place}", additional_headers=headers, proxy=None, **limits)
-                self.socket = connected.__enter__()  # which of a later websockets gives the connection
-            except exceptions.InvalidStatus as error:
-                status = error.response.status_code
-                raise self.refused(f"HTTP {status}.", is_token=status in (401, 403)) from error
-        return self._received(HANDSHAKE_S).get(RECORD, {}), {}
+        return super().open(), {}
 
     def ask(self, layout: Layout, pictures: Mapping[str, Any], state: Mapping[str, Any], text: str) -> Any:
         """The actions of a decision, [H, D]."""
@@ -80,19 +33,10 @@ class OpenPi(_Connection):
                 request.setdefault(outer, {})[inner] = value
             else:
                 request[name] = value
-        with self._losses():
-            self.socket.send(pack(request, "openpi"))
-        return self._received(self.timeout)["actions"]
-
-    def _received(self, timeout: float) -> Any:
-        with self._losses():
-            data = self.socket.recv(timeout)
-        if isinstance(data, str):  # an error of the server's
-            raise self.refused(data)
-        return unpack(data, "openpi", self.name)
+        return self.asked(request)["actions"]
 
 
-class Gr00t(_Connection):
+class Gr00t(Connection):
     """N1.6 and N1.7, and N1.5, whose modalities are texts."""
 
     port = 5555
@@ -106,10 +50,10 @@ class Gr00t(_Connection):
             self.socket.setsockopt(option, value)
         with self._losses():
             self.socket.connect(f"tcp://{self.place}")
-        modalities = self._called("get_modality_config", HANDSHAKE_S)
+        modalities = self._called("get_modality_config", connections.HANDSHAKE_S)
         self.is_flat = any(one.is_text for one in modalities.values())
         try:
-            return self._called("get_policy_record", HANDSHAKE_S), modalities
+            return self._called("get_policy_record", connections.HANDSHAKE_S), modalities
         except ConfigError:  # the server has no such endpoint: it is not one of ours
             return {}, modalities
 

@@ -5,8 +5,6 @@ A connection that is lost costs the episode that asked. A server that stays away
 """
 
 import logging
-import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,16 +15,15 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
-from cosmos_predict2.rl.policies.remote.connections import Facts, Gr00t, Lost, OpenPi
+from cosmos_predict2.rl.policies.remote.connections import Facts, Gr00t, OpenPi
 from cosmos_predict2.rl.policies.remote.layouts import LAYOUTS, Layout, layout_of, shown
-from cosmos_predict2.rl.policies.remote.wire import TOKEN, reading
+from cosmos_predict2.rl.remote.connections import MOST_LOST, PATIENCE_S, Lost
+from cosmos_predict2.rl.remote.wire import TOKEN, reading
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 PROTOCOLS: dict[str, type[OpenPi] | type[Gr00t]] = {"openpi": OpenPi, "gr00t": Gr00t}
-PATIENCE_S = 60.0
-MOST_LOST = 3  # decisions in a row: the server answers greetings alone
 PROBE = (224, 224)  # a black picture, which a server is asked about that has no record of its policy
 
 
@@ -54,25 +51,20 @@ class RemotePolicy(PolicyDefaults):
         patience: float | None = None,
         **fields: Any,
     ) -> None:
-        place = urlsplit(address)
-        protocol, host = PROTOCOLS[place.scheme], place.hostname or ""
-        if not host or place.path.strip("/") or place.query:
-            raise ConfigError(f"{address} is no server's address: expected {place.scheme}://HOST:{protocol.port}.")
-        layout_of(place.scheme, layout, fields)  # raises for an option that is none, before a server is waited for
-        host = f"[{host}]" if ":" in host else host
+        scheme = urlsplit(address).scheme
+        layout_of(scheme, layout, fields)  # raises for an option that is none, before a server is waited for
         with reading(f"{address}, timeout={timeout} or patience={patience}"):
-            given = (address, host, place.port, os.environ.get(TOKEN, ""), float(timeout))
-            self.connection: OpenPi | Gr00t = protocol(*given)
+            self.connection: OpenPi | Gr00t = PROTOCOLS[scheme](address, TOKEN, float(timeout))
             self.patience = PATIENCE_S if patience is None else float(patience)
         self.address, self.zero_state, self.num_lost = address, zero_state, 0
-        self.facts = self._opened(0.0 if patience is None else self.patience)
+        self.facts: Facts = self.connection.opened(0.0 if patience is None else self.patience)
         self.is_open, (own, _) = True, self.facts
         with reading(f"The record of a policy that {address} sent"):
             stated = _stated(self.facts) if layout is None else None
             self.about = {name: own[name] for name in ("sentences", "views", "execute") if own.get(name)}
             contract = ActionContract.read(own.get("contract"))
             sizes = (int(own["chunk"]), int(own["action_dim"])) if own else None
-        self.layout = layout_of(place.scheme, layout, fields, stated)
+        self.layout = layout_of(scheme, layout, fields, stated)
         self.reads_state, self.state_size = bool(self.layout.state) and not zero_state, sum(self.layout.state.values())
         self.draws_when_greedy = bool(own.get("draws_when_greedy", True))
         self.chunk, self.action_dim = sizes or self._probed()
@@ -113,7 +105,7 @@ class RemotePolicy(PolicyDefaults):
         """The actions [H, D] for one environment; None where the connection was lost."""
         pictures, state = shown(self.layout, observation, row, fills_state=self.zero_state)
         text = str(observation["task_description"][row])
-        if not self.is_open and self._opened(self.patience) != self.facts:
+        if not self.is_open and self.connection.opened(self.patience) != self.facts:
             raise ConfigError(f"{self.address} has another policy than before: begin again.")
         self.is_open = True
         try:
@@ -131,20 +123,6 @@ class RemotePolicy(PolicyDefaults):
             return None
         self.num_lost = 0
         return actions
-
-    def _opened(self, patience: float) -> Facts:
-        """The facts that the server states when it is reached, at the latest after ``patience`` seconds."""
-        until = time.monotonic() + patience
-        while True:
-            try:
-                with reading(f"The greeting of {self.address}"):
-                    return self.connection.open()
-            except Lost as error:
-                self.connection.close()
-                if time.monotonic() >= until:
-                    cure = "Is its server up, and the port right? --options patience=SECONDS waits for it."
-                    raise ConfigError(f"{self.address} does not answer ({error}). {cure}") from error
-                time.sleep(min(1.0, patience / 10))
 
 
 def _stated(facts: Facts) -> Layout | None:

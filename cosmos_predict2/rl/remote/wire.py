@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between policies and robots: msgpack, with arrays in the layout of openpi or of GR00T.
+"""Messages of policies, robots and world models: msgpack, with arrays in the layout of openpi or of GR00T.
 
 Nothing is unpickled. A message has a largest size, and an array has the size that it claims; arrays hold numbers or
 text, never objects.
@@ -17,12 +17,13 @@ from typing import Any
 import numpy
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+from torch import Tensor
 
 from imaginaire import foreign_json
 from imaginaire.errors import DataError, UserError, first_line, missing_package
 
 TOKEN = "WFM_POLICY_TOKEN"
-RECORD = "cosmos_posttrain"  # in the metadata of our openpi servers
+RECORD = "cosmos_posttrain"  # in the greeting of our servers
 LARGEST = 64 << 20  # bytes of a message: three pictures of 1080 rows have 19 million
 _KINDS = "biufUS"  # of an array's dtype
 _NPY = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -74,16 +75,17 @@ def pack(message: Any, protocol: str) -> bytes:
     return package("msgpack").packb(message, default=to_wire)  # type: ignore[no-any-return]
 
 
-def unpack(data: bytes, protocol: str, source: str) -> Any:
+def unpack(data: bytes, protocol: str, source: str, largest: int = LARGEST) -> Any:
     """The message that ``source`` sent; its arrays are copies, which may be written to."""
     unpackb, of_wire = package("msgpack").unpackb, _of_openpi if protocol == "openpi" else _of_gr00t
     with reading(f"A message of {source}"):
-        if len(data) > LARGEST:
-            raise ValueError(f"it has {len(data)} bytes, and {LARGEST} are the most")
+        if len(data) > largest:
+            raise ValueError(f"it has {len(data)} bytes, and {largest} are the most")
         return unpackb(data, object_hook=of_wire)
 
 
 def _to_openpi(value: Any) -> Any:
+    value = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
     _require_plain(value.dtype)
     if isinstance(value, numpy.generic):
         return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
