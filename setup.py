@@ -44,7 +44,7 @@ EXTRAS = {
     "reward": ["fastapi>=0.110", "uvicorn>=0.29", "redis>=5.0", "tomli>=2.0; python_version < '3.11'"],
     # A page on which a robot is driven in a world model's imagination (scripts.drive).
     "drive": ["fastapi>=0.110", "uvicorn>=0.29", "websockets>=12.0"],
-    # Policies as servers, and policies of others' servers (scripts.serve_policy, openpi:// and gr00t://).
+    # Policies and world models as servers, and others' (scripts.serve_policy, openpi:// and gr00t://; wfm://).
     "serve": ["msgpack>=1.0.5", "websockets>=15.0", "pyzmq>=25.1"],
     # Recipes of cosmos-rl, and rollouts on several machines (without [default]: nothing here shows Ray's dashboard).
     "rl": ["ray>=2.40", "tomli>=2.0; python_version < '3.11'"],

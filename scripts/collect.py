@@ -37,7 +37,11 @@ examples:
 
 parser = command_line.parser("scripts.collect", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add("--suite", required=True, help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or MODULE:CLASS")
+add(
+    "--suite",
+    required=True,
+    help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, MODULE:CLASS, wfm://",
+)
 add("--policy", required=True, metavar="PATH", help="a policy, a run that trained one, or MODULE:CLASS")
 add("--episodes", required=True, type=count, metavar="N", help="starts, each played once")
 add("--out", required=True, type=command_line.local_output, metavar="DIR", help="the data set")
@@ -63,6 +67,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.data.lerobot.reader import choose_camera
     from cosmos_predict2.data.lerobot.writer import Writer
     from cosmos_predict2.rl.envs import suites
+    from cosmos_predict2.rl.envs.world_model import require_inputs
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
     from cosmos_predict2.rl.episodes.recording import CAMERA, recorded_episodes, require_columns
     from cosmos_predict2.rl.policies.files import find_policy
@@ -84,6 +89,7 @@ def run(args: argparse.Namespace) -> None:
     execute = args.execute or card.about.get("execute")
     starts = held_out_starts(args.episodes, len(suite.tasks), args.seed, args.first, in_blocks=suite.in_blocks)
     env = suite.env(min(args.batch_size or suite.at_once, args.episodes), policy)
+    require_inputs(env, policy)
     if hasattr(env, "terminate_on_success"):
         env.terminate_on_success = args.until_success
     elif args.until_success:

@@ -34,6 +34,7 @@ examples:
   python -m scripts.evaluate_policy --suite libero_10 --tasks 0 3 --episodes 20 --policy RUN
   python -m scripts.evaluate_policy --suite my_robot:MyEnv --policy RUN      an environment of yours, of my_robot.py
   python -m scripts.evaluate_policy --suite gym:MODULE:ID --policy RUN --world_model W --reward R.safetensors
+  python -m scripts.evaluate_policy --suite wfm://gpubox:8100 --policy RUN   imagined by scripts.serve_world_model
 """
 
 parser = command_line.parser("scripts.evaluate_policy", __doc__, _EPILOG)
@@ -45,7 +46,11 @@ add(
     help="a file or folder, a run, MODULE:CLASS, or a server: openpi://HOST:PORT, gr00t://",
 )
 add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
-add("--suite", default="toy", help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, or MODULE:CLASS")
+add(
+    "--suite",
+    default="toy",
+    help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, MODULE:CLASS, wfm://",
+)
 add("--tasks", nargs="+", default=[], metavar="TASK", help="of LIBERO also numbers (default: all; of yours the first)")
 add("--setting", default=None, help="difficulty of the toy world (default: default)")
 add("--split", default=None, help="starts of the toy world: val, or those of training, train (default: val)")
@@ -111,7 +116,8 @@ def run(args: argparse.Namespace) -> None:
     imagination = None if args.world_model is None else _imagination(args, policy.action_dim)
     env = place.env(size, policy)
     imagined = None if imagination is None else _imagined_env(args, imagination, size, env)
-    require_inputs(imagined, policy)
+    for one in (env, imagined):
+        require_inputs(one, policy)
     found = evaluate(policy, env, starts, args.tasks, args.mode, args.execute, lambda _: None)  # with its bar
     for name, rate in found.tasks.items():
         print(f"{name}: {rate.as_text()}")

@@ -11,6 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
+from cosmos_predict2.rl.envs.remote import address_of
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig
@@ -156,6 +157,8 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
     """The run of an experiment; None of a tiny policy of the toy world or of Lift, which fits everywhere."""
     model: VLAGRPOConfig = as_config(VLAGRPOConfig, config.model.config, "model.config")
     env, rl = model.env, model.rl
+    if address := address_of(env):
+        raise ConfigError(f"model.config.env={address}: a server imagines, with memory of its own: it is not planned.")
     place, policy = target_of(env, "model.config.env"), _policy(model)
     task = target_of(env.make, "model.config.env.make") if "make" in env else None
     is_toy = place is WorldModelEnv and target_of(env.starts, "model.config.env.starts") is ToyStarts

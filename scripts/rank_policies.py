@@ -28,15 +28,16 @@ showed. Exit code: 1 where the order is not to be trusted, else 0.
 examples:
   python -m scripts.rank_policies --world_model RUN --reward outputs/my_reward --starts outputs/my_starts \\
     --policies outputs/clone outputs/longer outputs/larger
+  python -m scripts.rank_policies --world_model wfm://gpubox:8100 --policies outputs/clone outputs/longer
   python -m scripts.rank_policies --world_model RUN --reward outputs/my_reward --starts outputs/my_starts \\
     --policies outputs/* --suite gym:MT1-reach --import metaworld_setup --out outputs/ranking.json
 """
 
 parser = command_line.parser("scripts.rank_policies", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add("--world_model", required=True, metavar="W", help="a run or weights")
-add("--reward", required=True, metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
-add("--starts", required=True, metavar="S", help="of scripts.make_reset_states; those that are held out are played")
+add("--world_model", required=True, metavar="W", help="a run or weights, or a server that has all: wfm://HOST:8100")
+add("--reward", default="", metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
+add("--starts", default="", metavar="S", help="of scripts.make_reset_states; those that are held out are played")
 add("--policies", required=True, nargs="+", metavar="P", help="files, folders or runs, or MODULE:CLASS")
 add("--suite", default="", metavar="E", help="where it is true, also of starts: gym:ID, or yours, MODULE:CLASS")
 add("--truth", default="", metavar="FILE", help="true success that is known")
@@ -48,6 +49,7 @@ command_line.common(add, "load_ema", "seed", "device")
 def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
+    from cosmos_predict2.rl.envs.remote import address_of, of_address
     from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
     from cosmos_predict2.rl.policies.files import find_policy
@@ -56,25 +58,35 @@ def run(args: argparse.Namespace) -> int:
 
     if len(set(args.policies)) < 2:
         raise ConfigError(f"--policies {' '.join(args.policies)}: two different ones at least can be ranked.")
-    places = {"world_model": args.world_model, "reward": args.reward}
-    inputs = {name: {digest(place), digest(place, load_ema=True)} for name, place in places.items()}
-    truth = _known(args.truth, args.policies)
-    imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device_of(args.device))
-    reward, starts = read_reward(args.reward), RecordedStarts(args.starts, by_task=False)
+    truth, device = _known(args.truth, args.policies), device_of(args.device)
+    if address_of(args.world_model):
+        if args.reward or args.starts or args.suite:
+            raise ConfigError(f"{args.world_model} has its reward and starts: leave out --reward, --starts, --suite.")
+        server = of_address(args.world_model, part="held_out")
+        places, has_failures = server.facts["places"], server.facts["has_failures"]
+        inputs = {name: {value} for name, value in server.facts["inputs"].items()}
+        parts: Any = (server,)
+    else:
+        if not (args.reward and args.starts):
+            raise ConfigError("--reward R and --starts S are needed: what judges, and what episodes begin with.")
+        places, has_failures = dict(world_model=args.world_model, reward=args.reward), have_failures(args.world_model)
+        inputs = {name: {digest(place), digest(place, load_ema=True)} for name, place in places.items()}
+        imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device)
+        parts = (imagination, read_reward(args.reward), RecordedStarts(args.starts, by_task=False))
     rows = []
     for path in dict.fromkeys(args.policies):
         policy, card = find_policy(path)
         if hasattr(policy, "to"):  # a driver of one's own may be no module
-            policy.to(imagination.world.device)
+            policy.to(device)
         try:
-            value, true = _played(args, policy, imagination, reward, starts)
+            value, true = _played(args, policy, *parts)
         except UserError as error:  # of one among several
             raise type(error)(f"--policies {path}: {error}") from error
         rows.append(
             Ranked(path, value, true or truth.get(path), refusal(str(card.about.get("run") or path), inputs, places))
         )
         log.info("%s: imagined value %s", path, value.as_text())
-    found = ranked(rows, have_failures(args.world_model))
+    found = ranked(rows, has_failures)
     print(f"{'NOT to be trusted: ' + found.problem if found.problem else 'policies, the best first'}")
     print(table(found))
     for name, figure in found.figures.items():
@@ -85,8 +97,11 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(found.problem))
 
 
-def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any, starts: Any) -> tuple[Any, Any]:
-    """The imagined value of a policy, and with --suite its true success from the same starts."""
+def _played(
+    args: argparse.Namespace, policy: Any, world: Any, reward: Any = None, starts: Any = None
+) -> tuple[Any, Any]:
+    """The imagined value of a policy, and with --suite its true success from the same starts. ``world`` is an
+    environment where there is no ``reward``."""
     from cosmos_predict2.configs.rl.imagination import fit_of
     from cosmos_predict2.evaluation.metrics.agreement import mean
     from cosmos_predict2.rl.envs import suites
@@ -100,17 +115,21 @@ def _played(args: argparse.Namespace, policy: Any, imagination: Any, reward: Any
         return LocalRollout(policy, env, keep_record=False).collect(chosen, "greedy")
 
     def value(shown: Any, chosen: Any) -> Any:
-        imagined = imagined_env(imagination, reward, shown)
+        imagined = world if reward is None else imagined_env(world, reward, shown)
         require_inputs(imagined, policy)
-        return mean(played(imagined, chosen).return_E.double().numpy(), args.seed)
+        found = played(imagined, chosen)
+        return mean(found.return_E[found.is_valid_E].double().numpy(), args.seed)
 
+    if reward is None:
+        num = min(args.episodes, len(world.facts["parts"]["held_out"]))
+        return value(None, held_out_starts(num, 1, args.seed)), None
     if not args.suite:
         numbers = starts.numbers("held_out")[: args.episodes]
         chosen = held_out_starts(len(numbers), 1, args.seed)
         return value(starts, replace(chosen, trial_ids=list(numbers))), None
     chosen = held_out_starts(args.episodes, 1, args.seed)
     with closing(suites.find(args.suite).env(AT_ONCE, policy)) as env:
-        shown = SimulatedStarts(env, 1, fit_of(args.world_model), len(imagination.views))
+        shown = SimulatedStarts(env, 1, fit_of(args.world_model), len(world.views))
         shown.recorded = starts.recorded  # type: ignore[attr-defined]
         found = played(env, chosen)
         return value(shown, chosen), mean(found.success_E[found.is_valid_E].double().numpy(), args.seed)

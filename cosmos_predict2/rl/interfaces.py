@@ -224,8 +224,9 @@ class VecEnv(Protocol):
 
     Optional: ``keep_frames`` (see `chunk_step`; None: there are no frames), ``release()`` (ends simulators, which start
     again with the next episodes), ``offload()`` (leaves the GPU to others until the next episodes), ``offload_policy``
-    ("phase" where it does), ``imagination`` (the world model that the episodes are imagined by) and ``num_noises`` (how
-    many noises imagine each episode; of 2 info has ``disagrees`` [E] bool: only one of them shows success), ``views``
+    ("phase" where it does), ``imagination`` (the world model that the episodes are imagined by, or the address of its
+    server) and ``num_noises`` (how many noises imagine each episode; of 2 info has ``disagrees`` [E] bool: only one of
+    them shows success), ``views``
     (of its frames, which show full_image and below it as many of wrist_image as have a name there), and
     ``terminate_on_success`` (episodes end with success; who sets it to False sees them played on).
     `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.

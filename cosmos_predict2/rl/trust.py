@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 from cosmos_predict2.checkpoints.card import run_folder, run_tree
 from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.rl.envs.remote import address_of, facts_of
 from cosmos_predict2.rl.policies.files import refuse_blind_clone
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import describe
@@ -69,11 +70,12 @@ def write_card(path: Path, card: Card) -> None:
 
 
 def read_card(path: str) -> Card:
-    """The card of a file."""
-    if not storage.exists(path):
+    """The card of a file, or of the server at an address."""
+    served = facts_of(path)["card"] if address_of(path) else None
+    if served is None and not storage.exists(path):
         raise absent(path)
     try:
-        content = foreign_json.load_object(storage.local_copy(path))
+        content = served or foreign_json.load_object(storage.local_copy(path))
         if content["verdict"] not in VERDICTS:
             raise ValueError(f"its verdict is '{content['verdict']}'{near(content['verdict'], VERDICTS)}")
         names = ("verdict", "figures", "inputs", "next_step", "places", "command")
@@ -85,11 +87,12 @@ def read_card(path: str) -> Card:
 def require_card(
     path: str, inputs: Mapping[str, str], allow_unchecked: bool = False, *, key: str = "card", made_by: str = PROGRAM
 ) -> Card | None:
-    """The card of a path, where it is of these inputs and does not say "no"; else an error that names the problem and
-    the command ``made_by``, or with ``allow_unchecked`` a warning, and None."""
+    """The card of a path or of a server's address, where it is of these inputs and does not say "no"; else an error
+    that names the problem and the command ``made_by``, or with ``allow_unchecked`` a warning, and None."""
     problem, card = "", None
-    if not path or not storage.exists(path):
-        problem = f"{key}={path or 'null'} is no file: nothing has shown that the success which is imagined is true"
+    if facts_of(path)["card"] is None if address_of(path) else not path or not storage.exists(path):
+        missing = f"{key}={path or 'null'} is no file, and no server that has a card"
+        problem = f"{missing}: nothing has shown that the success which is imagined is true"
     else:
         card = read_card(path)
         problem = next(_problems(card, inputs, f"{key}={path}"), "")
@@ -139,7 +142,8 @@ class LearntIn:
         if path and not config.allow_unchecked:
             refuse_blind_clone(str(path))
         flags = " ".join(f"--{name} {place}" for name, place in places.items())
-        command = f"{PROGRAM} --data my_data {flags} --out {config.card}"
+        out = "CARD, and serve it there with --card CARD" if address_of(config.card) else config.card
+        command = f"{PROGRAM} --data my_data {flags} --out {out}"
         card = require_card(config.card, self.inputs, config.allow_unchecked, key="model.config.card", made_by=command)
         self.figures, self.is_checked = {} if card is None else card.figures, card is not None
 
@@ -158,7 +162,11 @@ class LearntIn:
 
 def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
     """Digests and places of what a ``model.config`` of a policy learns in, by their names in a card; ({}, {}) where no
-    world model imagines."""
+    world model imagines. A server computes those of its own."""
+    if address := address_of(config.env):
+        facts, policy = facts_of(address), _place_of(config.policy)
+        found = {**facts["inputs"], **({"policy": digest(policy)} if policy else {})}
+        return found, {**facts["places"], **({"policy": policy} if policy else {})}
     node, held = config.env.get("imagination"), config.world_model
     if node is None and held is None:
         return {}, {}
@@ -173,10 +181,15 @@ def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
     given = node if isinstance(node, Mapping) else {}
     options = {name: value for name, value in given.items() if name in WORLD_MODEL_OPTIONS}
     for name, part in (("reward", config.env.get("reward")), ("policy", config.policy)):
-        if part is not None:
-            places[name] = str((isinstance(part, Mapping) and part.get("path")) or _by_name(part))
+        if place := _place_of(part):
+            places[name] = place
     found = {name: digest(place, **(options if name == "world_model" else {})) for name, place in places.items()}
     return found, places
+
+
+def _place_of(part: Any) -> str:
+    """The path in a part's arguments, or the name of its class; empty of none."""
+    return str((isinstance(part, Mapping) and part.get("path")) or _by_name(part)) if part is not None else ""
 
 
 def _target(part: Any) -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Suites to evaluate a policy in, by name: the toy world, robosuite's Lift, LIBERO's suites, BEHAVIOR-1K, every
-environment of gymnasium, or yours.
+environment of gymnasium, yours, or the imagination of a server.
 
 place = find("libero_10", tasks=["0", "4"], render="osmesa")
 env = place.env(8, policy)
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cosmos_predict2.rl.envs.remote import address_of, facts_of, of_address
 from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.interfaces import VecEnv
@@ -55,7 +56,11 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> SuitePlan:
     """
     if not name.startswith(GYM) and _VERSION.search(name):
         raise ConfigError(f"--suite {name}: an environment of gymnasium has {GYM} before its name, {GYM}{name}.")
-    make = partial(_gym, name.removeprefix(GYM)) if name.startswith(GYM) else resolve(name, "suite")
+    make: Any
+    if name.startswith(GYM):
+        make = partial(_gym, name.removeprefix(GYM))
+    else:
+        make = partial(_imagined, name) if address_of(name) else resolve(name, "suite")
     if repeated := [task for task in tasks if tasks.count(task) > 1]:
         raise ConfigError(f"--tasks names {repeated[0]} twice: give each task once.")
     given = {key: value for key, value in settings.items() if value is not None}
@@ -126,6 +131,25 @@ def _gym(text: str, tasks: list[str], render: str = "auto", **settings: Any) -> 
     drawn_by = render if importlib.util.find_spec("mujoco") else None
     make = partial(gym.GymTask, gym.for_workers(env_id), **own)
     return _simulated([env_id], OWN_EPISODES, make, drawn_by, is_named="sentence" in own, **settings)
+
+
+def _imagined(address: str, tasks: list[str]) -> SuitePlan:
+    """The world model of a server, from starts that its training never had, unless the address has a ``part``."""
+    facts = facts_of(address)
+    parts, card = facts["parts"], facts["card"]
+    verdict = f"the card of its server says {card['verdict']}" if card else "unchecked: its server has no card"
+    log.warning("%s: what succeeds there is imagined (%s)", address, verdict)
+    options = {"part": "held_out"} if "held_out" in parts else {}
+    names = tasks or [f"imagined {i + 1}" for i in range(facts["metadata"]["num_tasks"])]
+
+    def env(num_envs: int, policy: Any) -> VecEnv:
+        found = of_address(address, num_envs=num_envs, **options)
+        _require_action_dim(found, policy, address)
+        return found
+
+    conditions = {"imagined_by": facts["inputs"], "verdict": card and card["verdict"]}
+    episodes = len(parts.get("held_out", ())) or OWN_EPISODES
+    return SuitePlan(names, episodes, facts["num_envs"], env, False, lambda: conditions, fps=facts["fps"])
 
 
 def _own(cls: type, tasks: list[str]) -> SuitePlan:

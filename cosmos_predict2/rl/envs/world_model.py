@@ -26,6 +26,7 @@ from cosmos_predict2.conditioner import STATE_KEY
 from cosmos_predict2.data.views import require_same, split
 from cosmos_predict2.nn.state_head import StateTrail
 from cosmos_predict2.rl.envs.first_frames import NUM_TRIALS, FirstFrames, RecordedFacts, StartPictures, StartsDefaults
+from cosmos_predict2.rl.envs.remote import RemoteEnv
 from cosmos_predict2.rl.envs.scoring import Book, Bounds, Chunk, Ids, Scored, Scoring, merged, score
 from cosmos_predict2.rl.interfaces import (
     EnvDefaults,
@@ -56,7 +57,7 @@ _DESCRIPTION = "task_description"
 def require_inputs(env: Any, policy: Policy) -> None:
     """Raise for a policy that was cloned on other views or actions than a world model has, or that reads the robot's
     state where it shows none; warn where zeros stand for it."""
-    if not isinstance(env, WorldModelEnv):
+    if not isinstance(env, WorldModelEnv | RemoteEnv):
         return
     name = type(policy).__name__
     if policy.views:

@@ -114,11 +114,12 @@ class VLAGRPOConfig(Section):
     """A policy, where it learns, and where it is judged."""
 
     policy: Any = None  # a lazy call of a module that is a `Policy`
-    env: Any = None  # of the `VecEnv` to learn in
+    env: Any = None  # of the `VecEnv` to learn in, or the address of a server, wfm://HOST:8100
     true_env: Any = None  # of the one that counts, with the same starts: what a world model is refined by
     eval_env: Any = None  # of the one of validation; null: ``true_env``, or ``env``
     world_model: Any = None  # of a `Video2WorldModel`: ``env`` is given its `Imagination` as ``imagination``
-    card: Any = None  # of scripts.check_imagination, on these very inputs; null: none is asked for
+    # of scripts.check_imagination, on these very inputs, or a server's, by its address; null: none is asked for
+    card: Any = None
     allow_unchecked: bool = False  # to learn without a card that fits; each line of success is marked so
     rollout: Any = None  # of a `RolloutSource`, given policy, env and execute; null: in this process
     compare: int = attrs.field(default=200, validator=at_least(0))  # validation starts imagined beside true ones

@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from cosmos_predict2.rl.envs.recorded_starts import HELD_OUT_EVERY, RecordedStarts
+from cosmos_predict2.rl.envs.remote import facts_of
 from cosmos_predict2.rl.episodes.episodes import release
 from cosmos_predict2.rl.interfaces import VecEnv
 from imaginaire.data.stream import data_sets
@@ -41,20 +42,26 @@ class EpisodeStarts(Dataset[dict[str, int]]):
 class RecordedEpisodeStarts(EpisodeStarts):
     """The starts of recordings that are of a part, "train" or "held_out": all, or the first ``num`` of them.
 
-    ``starts`` are those of the environment; null of one that has others, such as a simulator, whose first ``num`` are
-    taken.
+    ``starts`` are those of the environment, or its address; null of one that has others, such as a simulator, whose
+    first ``num`` are taken.
     """
 
-    def __init__(self, starts: RecordedStarts | None, part: str = "train", num: int | None = None) -> None:
+    def __init__(self, starts: RecordedStarts | str | None, part: str = "train", num: int | None = None) -> None:
         if part not in PARTS:
             raise ConfigError(f"part '{part}' of starts.{near(part, PARTS)}")
-        self.numbers: Sequence[int] = range(num or 0) if starts is None else starts.numbers(part)[:num]
-        if not self.numbers and starts is None:
+        self.numbers: Sequence[int] = range(num or 0)
+        num_tasks, where = None, ""
+        if isinstance(starts, str):
+            facts = facts_of(starts)
+            self.numbers, num_tasks, where = facts["parts"].get(part, [])[:num], facts["metadata"]["num_tasks"], starts
+        elif starts is not None:
+            self.numbers, num_tasks, where = starts.numbers(part)[:num], starts.num_tasks, str(starts.path)
+        if not self.numbers and not where:
             raise DataError("RecordedEpisodeStarts(starts=null) needs num, the number of starts of the environment.")
-        if not self.numbers and starts is not None:
-            found = f"{starts.path}: none of its {len(starts)} starts is of the part '{part}'"
+        if not self.numbers:
+            found = f"{where}: none of its starts is of the part '{part}'"
             raise DataError(f"{found}. Without a split every {HELD_OUT_EVERY}th recording is held out: give more.")
-        super().__init__(len(self.numbers), None if starts is None else starts.num_tasks)
+        super().__init__(len(self.numbers), num_tasks)
 
     def __getitem__(self, index: int) -> dict[str, int]:
         return self.of_number(self.numbers[index])

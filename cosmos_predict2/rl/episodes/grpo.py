@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.envs.remote import environment
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import (
@@ -52,7 +53,7 @@ from cosmos_predict2.rl.episodes.episodes import (
 )
 from cosmos_predict2.rl.episodes.policy_evaluation import Evaluation, Rate, draws_of, played_along
 from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
-from cosmos_predict2.rl.interfaces import EnvDefaults, Mode, Policy, PolicyDefaults, VecEnv, completed
+from cosmos_predict2.rl.interfaces import Mode, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
 from cosmos_predict2.rl.objectives import chosen, groups_within, objective_of
 from cosmos_predict2.rl.policies.files import about_of, remember
@@ -140,13 +141,13 @@ class VLAGRPOModel(RLModel):
             self._held[WORLD_MODEL] = model = build_world_model(config.world_model)
             card = read_card(str(model.config.model_manager_config.dit_path or ""))
             env_arguments["imagination"] = Imagination(model.world, card.views)
-        self.env: VecEnv = completed(lazy_config.instantiate(config.env, **env_arguments), EnvDefaults)
+        self.env: VecEnv = environment(config.env, **env_arguments)
         require_inputs(self.env, self.policy)
         if self.rl.mask_unreliable and self.env.num_noises < 2:
             found = f"{KEY}.env.num_noises={self.env.num_noises}"
             raise ConfigError(f"{KEY}.rl.mask_unreliable=true compares two noises, but {found}: set it to 2.")
-        self.true_env: VecEnv | None = completed(lazy_config.instantiate(config.true_env), EnvDefaults)
-        eval_env: VecEnv | None = completed(lazy_config.instantiate(config.eval_env), EnvDefaults)
+        self.true_env: VecEnv | None = environment(config.true_env)
+        eval_env: VecEnv | None = environment(config.eval_env)
         self.eval_env = eval_env or self.true_env or self.env
         self.validation_metric = "greedy_success" if self.eval_env.imagination is None else "imagined_greedy_success"
         is_imagined = self.eval_env is self.env and self.env.imagination is not None

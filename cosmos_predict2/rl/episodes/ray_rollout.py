@@ -267,7 +267,8 @@ def _require_resources(ray: Any, num_workers: int, num_cpus: float, num_gpus: fl
 
 def _modules(policy: Policy, env: VecEnv) -> dict[str, nn.Module]:
     """The modules whose weights workers need: the policy, and the network of a world model's environment."""
-    found = {POLICY: policy, WORLD_MODEL: None if env.imagination is None else env.imagination.world.net}
+    is_elsewhere = env.imagination is None or isinstance(env.imagination, str)  # at a server's address
+    found = {POLICY: policy, WORLD_MODEL: None if is_elsewhere else env.imagination.world.net}
     return {name: part for name, part in found.items() if isinstance(part, nn.Module)}
 
 

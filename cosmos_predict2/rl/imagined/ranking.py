@@ -81,6 +81,7 @@ def refusal(policy: str, inputs: Mapping[str, Collection[str]], places: Mapping[
         return ""
     known = start_facts(folder).get(LEARNT_IN) or {}
     env = run_tree(folder).get("model", {}).get("config", {}).get("env") or {}
+    env = env if isinstance(env, Mapping) else {}  # of a server: no path is of here
     used = {"world_model": env.get("imagination", {}).get("dit_path"), "reward": env.get("reward", {}).get("path")}
     taught = [name for name in inputs if known.get(name) in inputs[name] or _is_same(used[name], places[name])]
     return f"it learnt from this {' and this '.join(taught)}".replace("_", " ") if taught else ""

@@ -40,6 +40,7 @@ from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined import check
 from cosmos_predict2.rl.interfaces import completed
 from cosmos_predict2.rl.policies.network import gathered
+from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import distributed, storage
 from imaginaire.config.schema import Section
 from imaginaire.errors import ConfigError, UserError
@@ -99,9 +100,11 @@ class ImaginationWatch(ImaginationAlarm):
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         super().on_train_start(model, iteration)
-        if model.env.imagination is None:
+        if not isinstance(model.env.imagination, Imagination):
             key = f"trainer.callbacks.{self.name}"
-            raise ConfigError(f"{key} looks at imagined episodes, but model.config.env imagines none: set {key}=null.")
+            raise ConfigError(
+                f"{key} looks at episodes that are imagined here, not at model.config.env: set {key}=null."
+            )
         try:
             if self.data is None:
                 raise ConfigError("the world model's run records none.")

@@ -121,6 +121,18 @@ def refined(name: str, label: str) -> dict[str, Any]:
     return run
 
 
+def served(name: str, label: str) -> dict[str, Any]:
+    """The same where a server imagines (scripts.serve_world_model), which has the recordings: none are watched here."""
+    run = recordings(name, label)
+    config = run["model"].config
+    config.env, config.card = "wfm://127.0.0.1:8100", "${model.config.env}"
+    for loader in ("dataloader_train", "dataloader_val"):
+        run[loader].dataset.starts = "${model.config.env}"
+    del run["trainer"]["callbacks"]
+    return run
+
+
 for label, suffix in (("openvla_oft", ""), ("pi05", "_pi05")):
     register_experiment(f"{NAME}{suffix}", partial(recordings, f"{NAME}{suffix}", label))
     register_experiment(f"{NAME}_refined{suffix}", partial(refined, f"{NAME}_refined{suffix}", label))
+    register_experiment(f"vla_grpo_served{suffix}", partial(served, f"vla_grpo_served{suffix}", label))
