@@ -6,6 +6,7 @@ python examples/multiview.py --model_size tiny --prompt "push the red puck to th
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,8 @@ from examples import video2world
 from examples.video2world import Jobs, Program
 from imaginaire.command_line import at_least, values_of
 from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def add_flags(add: Callable[..., Any]) -> None:
@@ -54,6 +57,10 @@ def with_views(args: argparse.Namespace, choice: Any, jobs: Jobs) -> Jobs:
     num_views, given = len(choice.config.net.view_ids), args.given_view
     if given is not None and given >= num_views:
         raise ConfigError(f"--given_view {given}, but there are views 0 to {num_views - 1}.")
+    locations = choice.card.pipeline.get("condition_locations", ["first_random_n"])
+    if bool({"ref_cam", "any_cam"} & set(locations)) != (given is not None):
+        found = "without --given_view" if given is None else f"--given_view {given}"
+        log.warning("%s, but the weights were trained with condition_locations=%s", found, locations)
     frames = pixel_frames(choice.config.state_t)
     size = None if args.resolution or args.aspect_ratio else choice.video_size
     form = VideoForm(size=size, chunk_frames=frames, num_views=num_views, given_view=given)

@@ -63,7 +63,7 @@ ALPHA_KEY = "lora_alpha"  # in an exported .pt: a number
 PIPELINE = (
     "net", "tokenizer", "state_t", "fps", "resolution", "conditioning_strategy", "sigma_conditional", "sigma_data",
     "rectified_flow_t_scaling_factor", "timestamps", "flow", "objective", "conditioner", "precision",
-    "text_encoder",
+    "text_encoder", "condition_locations",
 )  # fmt: skip
 OF_THE_MACHINE = ("atten_backend", "sac_config")  # of the network's arguments: another machine chooses anew
 TOKENIZER, TEXT_ENCODER = "tokenizer", "text_encoder"  # parts of the pipeline, and their entries in the digests

@@ -86,6 +86,17 @@ def test_one_prompt_is_the_front_camera_s() -> None:
         assert [bool(part.any()) for part in text.chunk(2)] == [view == front for view in range(2)]
 
 
+def test_weights_that_were_trained_without_a_given_view_say_so(tmp_path: Path, caplog: Any) -> None:
+    view = ToyWorldVideos(num_episodes=1, views=2, split="val", start=0)[0]["video"].chunk(2, dim=2)
+    media.write_video(tmp_path / "clip.mp4", torch.cat(view, dim=1), 10)
+    given = ["--given_view", "0", "--input_path", str(tmp_path / "clip.mp4"), "--num_conditional_frames", "0"]
+    frames_of(tmp_path / "a.mp4", given)
+    assert "--given_view 0, but the weights were trained with condition_locations=['first_random_n']" in caplog.text
+    caplog.clear()
+    frames_of(tmp_path / "b.mp4", given[4:])
+    assert "condition_locations" not in caplog.text
+
+
 def test_a_given_view_is_shown_as_it_is(clips: Path) -> None:
     pipe = _pipe()
     path, form = str(clips / "in_time.mp4"), VideoForm(chunk_frames=13, num_views=2, given_view=1)

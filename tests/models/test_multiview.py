@@ -122,6 +122,7 @@ def test_a_sample_of_a_clip_is_given_the_view_that_training_gives(view_ids: list
     made = model.world.generate_latents(clip.conditions(), given, clip.num_given, options=options)
     same = [torch.allclose(a, b, atol=1e-5) for a, b in zip(made.chunk(V, dim=3), given.chunk(V, dim=3))]
     assert clip.num_given == 0 and same == [camera == 0 for camera in view_ids]
+    assert model.card().pipeline["condition_locations"] == ["ref_cam"]
 
 
 def test_recomputation_keeps_the_gradients() -> None:
