@@ -48,7 +48,7 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     own = [word for step in steps for word in step.words if word.endswith((".state=observation.state", ".state=true"))]
     assert len(own) == 3 + len(policies) ** 2, "of the world model of each phase, and of the clones"
     readers = [step.words for step in steps if "cloning/clone" in " ".join(step.words)]
-    assert OWN not in policies or readers and all("cosmos_predict2.rl.policies.toy" in words for words in readers)
+    assert OWN not in policies or (readers and all("cosmos_predict2.rl.policies.toy" in words for words in readers))
     made = [path for step in steps for path in step.makes]
     for k, step in enumerate(steps):  # what a step reads of the folder, one before it has made
         before = [path for earlier in steps[:k] for path in earlier.makes]
