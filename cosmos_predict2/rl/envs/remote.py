@@ -118,6 +118,7 @@ class RemoteEnv(EnvDefaults):
             self._trials: Sequence[int] = facts["parts"].get(self.part, ())
         self.imagination, self.state_reader, self.is_open, self.num_lost = address, "", True, 0
         self.terminate_on_success = self.scoring.terminate_on_success
+        self._played: set[int] = set()  # places with an episode of this session
         self._lost: set[int] = set()  # places whose episodes were lost
 
     def __reduce__(self) -> Any:
@@ -131,8 +132,8 @@ class RemoteEnv(EnvDefaults):
             given["trial_ids"] = [self._trials[trial % len(self._trials)] for trial in trials]
         while (reply := self._called("reset", seed=seed, options=given)) is None:
             pass  # a session that was lost begins anew
-        ids = given.get("env_ids")
-        self._lost -= {*range(self.num_envs)} if ids is None else {*ids}
+        ids = {*range(self.num_envs)} if (some := given.get("env_ids")) is None else {*some}
+        self._played, self._lost = self._played | ids, self._lost - ids
         return reply["observation"], reply["info"]
 
     def chunk_step(
@@ -142,9 +143,12 @@ class RemoteEnv(EnvDefaults):
         actions = torch.as_tensor(actions_E_A_D).detach().to("cpu", torch.float32)
         ids = [*range(self.num_envs)] if env_ids is None else [int(i) for i in env_ids]
         how = dict(keep_frames=self.keep_frames, terminate_on_success=self.terminate_on_success)
-        is_lost = self._lost.issuperset(ids)
-        reply = None if is_lost else self._called("chunk_step", actions=actions, env_ids=ids, execute=execute, **how)
-        reply = self._over(len(ids), actions.shape[1]) if reply is None else reply
+        if self._lost.isdisjoint(ids):
+            reply = self._called("chunk_step", actions=actions, env_ids=ids, execute=execute, **how)
+        else:
+            reply = None  # so are those that were begun since, together with lost ones
+        if reply is None:
+            self._lost, reply = self._lost | {*ids}, self._over(len(ids), actions.shape[1])
         return tuple(reply[name] for name in RESULTS)  # type: ignore[return-value]
 
     def get_state(self) -> bytes:
@@ -156,7 +160,7 @@ class RemoteEnv(EnvDefaults):
     def load_state(self, state: bytes) -> None:
         while self._called("load_state", state=state) is None:
             pass
-        self._lost = set()
+        self._played, self._lost = {*range(self.num_envs)}, set()
 
     def close(self) -> None:
         self.connection.close()
@@ -172,7 +176,7 @@ class RemoteEnv(EnvDefaults):
             reply = _tensors(self.connection.asked({"call": call, **arguments}))
         except Lost as error:
             self.close()
-            self._lost, self.num_lost = {*range(self.num_envs)}, self.num_lost + 1
+            self._played, self._lost, self.num_lost = set(), self._lost | self._played, self.num_lost + 1
             if self.num_lost >= MOST_LOST:
                 raise ConfigError(f"{self.address} was lost {self.num_lost} times in a row: {error}.") from error
             log.warning("%s was lost (%s): the episodes that it imagined are over", self.address, error)
