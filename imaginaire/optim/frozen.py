@@ -8,7 +8,8 @@ was opened is kept again as it was: checkpoints hold opened weights under their 
 
 A swapped block leaves its weights on the host. The first of its layers that computes waits for the copies of the block
 and starts those of its neighbour, the next one forward and the one before in a backward pass, on a stream of their own.
-The results are those without it.
+The results are those without it. Where a swapped block begins the host waits for the device, so that two blocks are
+there at a time.
 
 Opened weights are held while autograd needs them, so the blocks should recompute: then that is one block at a time.
 """
@@ -156,6 +157,9 @@ class _Swapped:
 
     def fetch(self, weight: FrozenWeight) -> tuple[Tensor, ...]:
         """The kept tensors of one of the weights on its device; the neighbour's copies begin."""
+        if weight is self.weights[0] and weight.device.type == "cuda":
+            # A host that runs ahead would find no memory free yet of the blocks behind, and take that of all blocks.
+            torch.cuda.current_stream(weight.device).synchronize()
         if weight.fetched is None:
             self.start()
         is_backward = torch._C._current_graph_task_id() != -1  # a block recomputes

@@ -143,6 +143,24 @@ def _on_a_far_device() -> None:
         assert torch.equal(found, wanted)
 
 
+@pytest.mark.gpu
+def test_a_host_that_runs_ahead_holds_two_swapped_blocks() -> None:
+    width, count = 4096, 16  # a product takes milliseconds: all blocks are launched before the first is computed
+    net = nn.ModuleList(lora.inject(nn.ModuleDict({"q": nn.Linear(width, width)}), 4, 4, "q") for _ in range(count))
+    frozen.freeze(net, list(net), "full", count)
+    net.to("cuda")
+    x = torch.randn(width, width, device="cuda")
+    with torch.no_grad():
+        for _ in range(2):  # the first time has the memory of the kernels besides
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_stats()["active_bytes.all.current"]
+            _chain(net, x)
+    torch.cuda.synchronize()
+    matrix = 4 * width * width  # of a weight, and of what a layer gives: at most four of these at a time
+    assert torch.cuda.memory_stats()["active_bytes.all.peak"] - before <= (2 + 6) * matrix
+
+
 def _chain(net: nn.ModuleList, x: Tensor) -> Tensor:
     for block in net:
         x = block["q"](x)  # type: ignore[index]
