@@ -8,6 +8,9 @@ from torch import nn
 
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.nn.wan_dit import WanBlock, WanDiT
+
+IMAGE_TOKENS = 257  # of the picture, by CLIP, beside the text of Wan2.1's image to video
 
 
 @dataclass(frozen=True)
@@ -37,40 +40,54 @@ def forward_flops(
 
     ``is_prepared``: without what ``net.prepare`` does once per sample. A training step takes about three times this.
     """
-    s = _Sizes(net)
+    s = Letters(net)
     t, h, w = latent_shape
     tokens = t * h * w // (net.patch_temporal * net.patch_spatial**2)
     text_tokens = text_tokens if net.reads_text else 0
-    text = 4 * text_tokens * s.e * s.d * s.blocks
-    if net.crossattn_proj is not None:
-        text += 2 * text_tokens * net.text_channels * s.e
+    text = 4 * text_tokens * s.e * s.d * s.blocks + 2 * text_tokens * s.text_embedding
+    text += s.image_tokens * (4 * s.d**2 * s.blocks + 2 * s.image_embedding)
     parts = 3 if net.reads_text else 2  # of a block: self-attention, maybe cross-attention, MLP
     rows = t if isinstance(net, ChunkActionDiT) else timestep_rows  # actions make a frame's modulation its own
     time = 2 * timestep_rows * (4 if s.rank else 2) * s.d**2
     time += 2 * rows * (s.modulation(2) + s.blocks * parts * s.modulation(3))
+    if isinstance(net, WanDiT):
+        time = 2 * timestep_rows * s.time_embedding
     if isinstance(net, ActionDiT):
         time += 2 * net.action_rows(t) * sum(hidden * (read + given) for read, hidden, given in s.action_mlps)
     patches = 2 * tokens * (s.features_in + s.features_out) * s.d
     return ForwardFlops(
         self_attention=batch_size * s.blocks * 4 * tokens**2 * s.d,
-        cross_attention=batch_size * s.blocks * 4 * tokens * text_tokens * s.d // net.num_views,
+        cross_attention=batch_size * s.blocks * 4 * tokens * (text_tokens + s.image_tokens) * s.d // net.num_views,
         linear=batch_size * s.blocks * tokens * (4 * parts * s.d**2 + 4 * s.hidden * s.d),
         other=batch_size * (time + patches + (0 if is_prepared else text)),
     )
 
 
-class _Sizes:
+class Letters:
     """The letters of the formulas, read off a network (one on the meta device will do)."""
 
     def __init__(self, net: DiT) -> None:
-        block = net.get_block(0)
         self.d = net.model_channels
-        self.e = block.cross_attn.k_proj.in_features
-        self.hidden = block.mlp.layer1.out_features
         self.blocks = len(net.blocks)
-        self.rank = net.adaln_lora_dim
-        self.features_in = cast(nn.Linear, net.x_embedder.proj[1]).in_features
+        self.rank = net.adaln_lora_dim or 0
         self.features_out = net.out_channels * net.patch_spatial**2 * net.patch_temporal
+        self.image_tokens = self.image_embedding = self.text_embedding = self.time_embedding = 0  # parameters of maps
+        if isinstance(net, WanDiT):
+            self.e = self.d
+            self.hidden = cast(nn.Linear, cast(WanBlock, net.blocks[0]).ffn[0]).out_features
+            self.features_in = net.patch_embedding.weight[0].numel()
+            self.text_embedding = (net.text_channels + self.d) * self.d
+            self.time_embedding = (2 * net.timesteps.num_frequencies + 7 * self.d) * self.d  # one for all blocks
+            if net.image_channels is not None:
+                self.image_tokens = IMAGE_TOKENS
+                self.image_embedding = net.image_channels * (net.image_channels + self.d)
+        else:
+            block = net.get_block(0)
+            self.e = block.cross_attn.k_proj.in_features
+            self.hidden = block.mlp.layer1.out_features
+            self.features_in = cast(nn.Linear, net.x_embedder.proj[1]).in_features
+            if net.crossattn_proj is not None:
+                self.text_embedding = net.text_channels * self.e
         mlps = net.action_mlps() if isinstance(net, ActionDiT) else []
         self.action_mlps = [(mlp.fc1.in_features, mlp.fc1.out_features, mlp.fc2.out_features) for mlp in mlps]
 

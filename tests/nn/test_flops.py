@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.nn.flops import forward_flops
+from cosmos_predict2.nn.flops import IMAGE_TOKENS, forward_flops
+from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.released import NETWORKS
 from tests.nn.networks import LATENT, inputs, small_net
 
@@ -75,4 +76,20 @@ def test_the_formulas_count_what_reads_actions(
     with FlopCounterMode(display=False) as counter:
         net(**given, action_B_A_D=torch.ones(2, 12, 3))
     flops = forward_flops(net, LATENT, text_tokens=5, timestep_rows=timestep_rows, batch_size=2)
+    assert flops.total == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("options", [{}, dict(in_channels=36, image_channels=12)])
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_the_formula_counts_wan(options: dict[str, Any], is_prepared: bool) -> None:
+    sizes = dict(
+        model_channels=32, num_blocks=2, num_heads=2, ffn_channels=48, crossattn_emb_channels=8, time_channels=16
+    )
+    net = WanDiT(atten_backend="math", **sizes, **options)
+    picture = {"image_B_S_E": torch.zeros(2, IMAGE_TOKENS, 12)} if options else {}
+    text = torch.zeros(2, 5, 8)
+    prepared = net.prepare(text, latent_shape=LATENT, **picture) if is_prepared else None
+    with FlopCounterMode(display=False) as counter:
+        net(torch.zeros(2, net.in_channels, *LATENT), torch.zeros(2, 1), text, prepared=prepared, **picture)
+    flops = forward_flops(net, LATENT, text_tokens=5, batch_size=2, is_prepared=is_prepared)
     assert flops.total == counter.get_total_flops()

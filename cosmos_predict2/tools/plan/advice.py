@@ -170,7 +170,8 @@ def _splits(work: Workload) -> Iterator[Change]:
 
 
 def _cached_latents(work: Workload) -> Iterator[Change]:
-    if work.tokenizer == "wan" and not work.net.takes_actions:  # the cache holds no actions
+    # the cache holds neither actions nor the latents of a picture
+    if work.tokenizer == "wan" and not work.net.takes_actions and not work.net.extra_channels:
         overrides = ("dataloader_train=latents", "dataloader_train.dataset.dataset_dir=DIR")
         yield Change(replace(work, tokenizer="none"), overrides, 4, "DIR has the clips and the output of cache_latents")
 

@@ -8,18 +8,21 @@ a noise level of their own, a block whose weights are trained keeps without reco
 
 A frozen map keeps no input, but an adapter on it keeps a float32 copy of that. Embedders of actions that are trained
 beside adapters ask for the gradients of modulations, 6 n D a block. The counts are those of fused attention
-and norms, as GPUs have them; what a compiler saves by fusing is not in them.
+and norms, as GPUs have them; what a compiler saves by fusing is not in them. Of Wan2.1, whose cross-attention is not
+modulated, a block keeps 19 n D + 2 n F + 3 m D + 8 R D, and where it reads i tokens of a picture 2 n D + 3 i D more.
 """
 
 import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from cosmos_predict2.models.config import Passes
+from cosmos_predict2.nn.flops import Letters
+from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.tools.plan.workload import GB, Workload
 from cosmos_predict2.world_model.assembly import embedders
@@ -31,6 +34,7 @@ COMMUNICATOR = 0.3 * GB  # buffers of NCCL for each group of ranks
 FRAGMENTS = 0.04  # of what is allocated: the allocator's gaps; 0.03 on an H100
 WAN_PARAMETERS = 126_892_531
 REASON1_PARAMETERS = 7_070_619_136  # of its language model without the head, which is in bfloat16
+UMT5_PARAMETERS, CLIP_PARAMETERS = 5_680_910_336, 630_766_080  # of Wan2.1's encoders, in half precision
 WAN_CHANNELS = 96  # of its widest maps, at full resolution
 SMALLEST_WINDOW = 4  # which it takes by itself where memory is short
 ADAPTER_BYTES = 4  # adapters, and what they keep, are float32
@@ -126,7 +130,7 @@ def predict_memory(work: Workload) -> Memory:
         ema=ema * (not work.offloads_average),
         gathered=gathered,
         tokenizer=WAN_PARAMETERS * 2 if work.tokenizer == "wan" else 0,
-        text_encoder=REASON1_PARAMETERS * 2 if work.encodes_text else 0,
+        text_encoder=_encoders(work),
         encoding=encoding,
         activations=acts.peak,
         backward=backward,
@@ -142,6 +146,13 @@ def predict_memory(work: Workload) -> Memory:
     groups = (work.num_gpus > 1) + (work.context_parallel > 1) + (1 < work.shard_size < work.num_gpus) * 2
     overhead = CONTEXT + groups * COMMUNICATOR + FRAGMENTS * allocated
     return Memory(**parts, overhead=int(overhead))
+
+
+def _encoders(work: Workload) -> int:
+    """Bytes of the encoders of text and pictures that work in training."""
+    if not isinstance(work.net, WanDiT):
+        return 2 * REASON1_PARAMETERS * work.encodes_text
+    return 2 * (UMT5_PARAMETERS * work.encodes_text + CLIP_PARAMETERS * (work.net.image_channels is not None))
 
 
 @dataclass(frozen=True)
@@ -271,7 +282,7 @@ class Activations:
 def activations(work: Workload) -> Activations:
     """Activations of a micro-batch under the workload's policy."""
     sizes = _Sizes(work)
-    whole = sum(sizes.linears(name, adapted) for name, adapted in _linears(work).items())
+    whole = sum(sizes.linears(role(name), adapted) for name, adapted in _linears(work).items())
     is_trained = work.lora_rank is None
     modulates = is_trained or work.trains_embedders
     whole += sizes.around_linears(is_trained, modulates)
@@ -285,9 +296,13 @@ def activations(work: Workload) -> Activations:
     if policy is None:
         # The final layer keeps its norm and its map's input; a frozen one does not, nor the first block its own.
         own = 2 * n_d if is_trained else n_d * (work.trains_embedders - 1)
+        if sizes.is_wan:  # its final layer is float32
+            wide = sizes.statistics(sizes.width)
+            own = 3 * wide - n_d if is_trained else wide - 2 * n_d
         return Activations(blocks * whole + ends + own, 0, transient)
-    light = n_d + sum(sizes.output(name) for name in policy.linears)
-    light += sum(n_d + sizes.statistics(sizes.heads) for _ in policy.attentions)
+    light = n_d + sum(sizes.output(name) for name in policy.linears if not sizes.is_wan)  # it has others
+    attentions = len(policy.attentions) + ("cross_attn" in policy.attentions and sizes.image > 0)
+    light += attentions * (n_d + sizes.statistics(sizes.heads))
     recomputing = len(range(0, blocks, work.every_n_blocks))
     kept = recomputing * light + (blocks - recomputing) * whole + ends
     return Activations(kept, max(0, whole - light), transient)
@@ -295,18 +310,34 @@ def activations(work: Workload) -> Activations:
 
 def _linears(work: Workload) -> dict[str, bool]:
     """The linear maps of a block, and whether each has an adapter."""
-    block = work.net.get_block(0)
+    block: torch.nn.Module = work.net.get_block(0)
     names = [name for name, module in block.named_modules() if isinstance(module, torch.nn.Linear)]
     if work.lora_rank is None:
         return dict.fromkeys(names, False)
     return {n: any(n == t or f"blocks.0.{n}".endswith(f".{t}") for t in work.lora_targets) for n in names}
 
 
-class _Sizes:
+_ROLES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "output_proj", "ffn.0": "mlp.layer1", "ffn.2": "mlp.layer2"}
+OF_TEXT, OF_IMAGE = ("cross_attn.k_proj", "cross_attn.v_proj"), ("cross_attn.k_img", "cross_attn.v_img")
+
+
+def role(name: str) -> str:
+    """The name that a linear map of a block has in Cosmos-Predict2, where Wan2.1's has another."""
+    attention, _, last = name.rpartition(".")
+    return _ROLES.get(name) or (f"{attention}.{_ROLES[last]}" if last in _ROLES else name)
+
+
+class _Sizes(Letters):
     """The letters of the formulas, and the bytes that follow from them."""
 
     def __init__(self, work: Workload) -> None:
-        net, block = work.net, work.net.get_block(0)
+        super().__init__(work.net)
+        net = work.net
+        self.is_wan = isinstance(net, WanDiT)
+        self.image, self.image_width, self.widened = work.batch_size * self.image_tokens, 0, 0
+        if isinstance(net, WanDiT):
+            self.image_width = net.image_channels or 0
+            self.widened = 4 * self.time_embedding  # copies in float32 of what computes so
         self.element = work.precision.itemsize
         self.statistic = max(4, self.element)
         self.tokens = work.rank_tokens
@@ -315,11 +346,6 @@ class _Sizes:
         self.frames = work.rank_frames
         self.width = net.model_channels
         self.heads = net.num_heads
-        self.hidden = block.mlp.layer1.out_features
-        self.text_width = block.cross_attn.k_proj.in_features
-        self.rank = net.adaln_lora_dim or 0
-        self.features = cast(torch.nn.Linear, net.x_embedder.proj[1]).in_features
-        self.features_out = net.final_layer.linear.out_features
         self.lora_rank = work.lora_rank
         self.head_dim = net.head_dim
         self.is_spread = work.context_parallel > 1
@@ -332,19 +358,21 @@ class _Sizes:
         if name.startswith("adaln_modulation"):
             is_first_of_two = self.rank and name.endswith(".1")
             return self.frames * (self.rank if is_first_of_two else 3 * self.width) * self.element
-        rows = self.text if name in ("cross_attn.k_proj", "cross_attn.v_proj") else self.tokens
+        rows = self.text if name in OF_TEXT else self.tokens
         return rows * (self.hidden if name == "mlp.layer1" else self.width) * self.element
 
     def linears(self, name: str, has_adapter: bool) -> int:
         """Bytes that a linear map keeps of its input, where no other one keeps the same."""
         rows, columns = self.tokens, self.width
-        if name in ("cross_attn.k_proj", "cross_attn.v_proj"):
-            rows, columns = self.text, self.text_width
+        if name in OF_TEXT:
+            rows, columns = self.text, self.e
+        elif name in OF_IMAGE:
+            rows = self.image
         elif name == "mlp.layer2":
             columns = self.hidden
         elif name.startswith("adaln_modulation"):
-            rows, columns = self.frames, self.rank if name.endswith(".2") and self.rank else self.width
-        is_shared = name in ("self_attn.k_proj", "self_attn.v_proj", "cross_attn.k_proj", "cross_attn.v_proj")
+            rows, columns = self.frames, self.rank if self.rank and name.endswith(".2") else self.width
+        is_shared = name in ("self_attn.k_proj", "self_attn.v_proj", *OF_TEXT, *OF_IMAGE)
         if self.lora_rank is None:
             return 0 if is_shared else rows * columns * self.element
         if not has_adapter:
@@ -366,12 +394,28 @@ class _Sizes:
             self_attn -= n_d
             cross -= n_d
         per_token = 3 * 2 + 3 * self.heads + 2 * self.heads  # means and deviations; norms of q and k; log-sums
+        norms_of_text = self.heads
+        if self.is_wan:
+            norms -= n_d if modulates else 0
+            gates = (2 * n_d if modulates else 0) + self.frames * self.width * 8
+            per_token, norms_of_text = 3 * 2 + 3 + 2 * self.heads, 1
+        if self.image:  # its attention's result; the sum of both is the input of the output projection
+            cross += n_d + 3 * self.image * self.width + (n_d if is_trained else 0)
+            per_token += self.heads
         elements = norms + gates + self_attn + cross + n_f
-        return elements * self.element + self.statistics(per_token) + self.text * self.heads * self.statistic
+        context = (self.text + self.image) * norms_of_text * self.statistic
+        return elements * self.element + self.statistics(per_token) + context
 
     def ends(self, is_trained: bool) -> int:
         """Bytes outside of the blocks: patches, positions, the final layer's input, the result."""
         result = self.tokens * self.features_out * self.element
         positions = self.tokens // self.batch_size * self.head_dim * self.statistic  # of all clips alike
-        patches = self.tokens * self.features * self.element if is_trained else 0
-        return result + positions + patches + self.tokens * self.width * self.element
+        patches = self.tokens * self.features_in * self.element if is_trained else 0
+        embedded = 0
+        if self.is_wan:  # what all blocks read of text and picture, and what led to it
+            embedded = (self.text + self.image) * self.width * self.element
+            if is_trained:
+                before = 2 * self.text * self.width + self.image * (self.width + 3 * self.image_width)
+                embedded += before * self.element + (self.widened if self.element < 4 else 0)
+            result = self.statistics(self.features_out)
+        return result + positions + patches + embedded + self.tokens * self.width * self.element

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from cosmos_predict2.nn.flops import forward_flops
-from cosmos_predict2.tools.plan.memory import predict_memory
+from cosmos_predict2.nn.flops import Letters, forward_flops
+from cosmos_predict2.tools.plan.memory import OF_IMAGE, OF_TEXT, predict_memory, role
 from cosmos_predict2.tools.plan.workload import Workload
 from cosmos_predict2.world_model.parallelize import POLICIES
 from imaginaire.errors import ConfigError, near
@@ -120,15 +120,17 @@ def _recomputed(work: Workload) -> float:
     policy = POLICIES[work.mode]
     if policy is None:
         return 0.0
-    net, block = work.net, work.net.get_block(0)
+    net = work.net
+    block: torch.nn.Module = net.get_block(0)
     tokens, text = work.batch_size * work.tokens, work.batch_size * work.text_tokens
-    frames = work.batch_size * work.latent_shape[0]
+    frames, pictures = work.batch_size * work.latent_shape[0], Letters(net).image_tokens
+    of_context = dict.fromkeys(OF_TEXT, text) | dict.fromkeys(OF_IMAGE, work.batch_size * pictures)
     total = 0.0
     for name, module in block.named_modules():
         if isinstance(module, torch.nn.Linear) and name not in policy.linears:
-            rows = text if name in ("cross_attn.k_proj", "cross_attn.v_proj") else tokens
+            rows = of_context.get(role(name), tokens)
             rows = frames if name.startswith("adaln_modulation") else rows
             total += 2 * rows * module.in_features * module.out_features
-    keys = {"self_attn": work.tokens, "cross_attn": work.text_tokens}
+    keys = {"self_attn": work.tokens, "cross_attn": work.text_tokens + pictures}
     total += sum(4 * tokens * n * net.model_channels for name, n in keys.items() if name not in policy.attentions)
     return total * len(range(0, len(net.blocks), work.every_n_blocks))

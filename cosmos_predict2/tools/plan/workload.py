@@ -15,7 +15,6 @@ from cosmos_predict2.models.config import Passes, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.model_checks import check_degrees
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.tokenizers.sizes import pixel_frames, size_of
 from cosmos_predict2.world_model.assembly import embedders_begin_anew, network_of
 from cosmos_predict2.world_model.config import PRECISIONS
@@ -29,6 +28,7 @@ from imaginaire.findings import CheckContext
 
 GB = 2**30  # as nvidia-smi and PyTorch count
 T5_TOKENS = 512
+LARGE_ENCODERS = "Reason1Encoder", "UMT5Encoder"  # of text, where they work in training
 OPTIMIZERS = {"fused_adamw": "fusedadamw", "adamw": "adamw", "muon": "muon"}  # functions of imaginaire, by kind
 
 
@@ -59,7 +59,7 @@ class Workload:
     tokenizer_window: int = 4
     adapter_rank: int = 16  # of adapters, should it train some
     tokenizer_adapts: bool = False  # takes fewer frames at a time where memory is short
-    encodes_text: bool = False  # by Reason1, in training; each rank has all of it
+    encodes_text: bool = False  # by Reason1 or UMT5, in training; each rank has all of it
     trains_embedders: bool = False  # of actions, in full beside adapters, where they begin anew
     passes: Passes | None = None  # of reinforcement learning, whose micro-batches are of clips that it generates
     moments: str = "float32"  # of the optimizer, as imaginaire.optim.moments
@@ -124,8 +124,6 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         raise ConfigError(" ".join(map(str, wrong)))
     pipe = model.pipe_config
     net = network_of(pipe.net)
-    if isinstance(net, WanDiT):
-        raise ConfigError("There are no formulas for Wan2.1's network: plan knows Cosmos-Predict2's and its kin.")
     sac = {"mode": "none", "every_n_blocks": 1, **net.sac_config}
     checked_policy(**sac)
     optimizer, has_master = optimizer_of(config.optimizer)
@@ -160,7 +158,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         tokenizer_window=int((pipe.tokenizer or {}).get("temporal_window", 4)),
         adapter_rank=model.lora_rank,
         tokenizer_adapts=(pipe.tokenizer or {}).get("tile_size") == "auto",
-        encodes_text=text_encoder is not None and "Reason1Encoder" in str(text_encoder["_target_"]),
+        encodes_text=text_encoder is not None and any(name in str(text_encoder["_target_"]) for name in LARGE_ENCODERS),
         trains_embedders=net.takes_actions
         and embedders_begin_anew(model.model_manager_config.dit_path, may_fetch=False),
         is_sharded=shards not in (0, 1),

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
-from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.nn.flops import forward_flops
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.nn.flops import IMAGE_TOKENS, forward_flops
+from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.tools.plan.memory import activations, predict_memory
 from cosmos_predict2.tools.plan.speed import GPUS, PUBLISHED, find_gpu, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload, read_workload
@@ -71,10 +72,9 @@ def measured(work: Workload) -> int:
     return kept_bytes(lambda: net(**given), [*given.values(), *net.parameters(), *net.buffers()])
 
 
-def prepared(work: Workload) -> tuple[Video2WorldDiT, dict[str, Tensor]]:
+def prepared(work: Workload) -> tuple[DiT, dict[str, Tensor]]:
     """The workload's network under its policy, and a batch of its size."""
     net = work.net
-    assert isinstance(net, Video2WorldDiT)
     net.to(work.precision)
     if work.lora_rank is not None:
         lora.inject(net, work.lora_rank, work.lora_rank, work.lora_targets)
@@ -86,6 +86,11 @@ def prepared(work: Workload) -> tuple[Video2WorldDiT, dict[str, Tensor]]:
     b = work.batch_size
     given = dict(x_B_C_T_H_W=torch.randn(b, 16, t, h, w), condition_mask_B_1_T_H_W=torch.zeros(b, 1, t, h, w))
     given |= dict(timesteps_B_T=torch.rand(b, t), crossattn_emb_B_S_E=torch.randn(b, work.text_tokens, 32))
+    if isinstance(net, WanDiT):
+        given = dict(x_B_C_T_H_W=torch.randn(b, net.in_channels, t, h, w), timesteps_B_T=torch.rand(b, t))
+        given["crossattn_emb_B_S_E"] = torch.randn(b, work.text_tokens, net.text_channels)
+        if net.image_channels:
+            given["image_B_S_E"] = torch.randn(b, IMAGE_TOKENS, net.image_channels)
     return net, {name: tensor.to(work.precision) for name, tensor in given.items()}
 
 
@@ -146,6 +151,40 @@ def test_embedders_of_actions_beside_adapters(mode: str) -> None:
     assert predicted == pytest.approx(found, rel=TOLERANCE.get(mode, 0.04))
 
 
+# Wan2.1 ---------------------------------------------------------------------------------------------------------------
+
+
+def wan(**changes: Any) -> Workload:
+    sizes = dict(model_channels=128, num_blocks=3, num_heads=2, ffn_channels=384, crossattn_emb_channels=48)
+    picture = dict(in_channels=36, image_channels=24) if changes.pop("reads_picture", False) else {}
+    targets = ("q", "k", "v", "o", "ffn.0", "ffn.2")
+    return replace(workload(lora_targets=targets, **changes), net=WanDiT(time_channels=32, **sizes, **picture))
+
+
+@AS_ON_GPUS
+@pytest.mark.parametrize("reads_picture", [False, True])
+@pytest.mark.parametrize("mode", ["none", "mm_only", "block_wise"])
+@pytest.mark.parametrize("lora_rank", [None, 4])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_what_a_network_of_wan_keeps_is_what_is_measured(
+    reads_picture: bool, mode: str, lora_rank: int | None, precision: torch.dtype
+) -> None:
+    work = wan(reads_picture=reads_picture, mode=mode, lora_rank=lora_rank, precision=precision)
+    assert activations(work).kept == pytest.approx(measured(work), rel=0.05)
+
+
+@AS_ON_GPUS
+@pytest.mark.long
+@pytest.mark.parametrize("lora_rank", [None, 4])
+def test_the_peak_of_a_step_of_wan_is_what_is_measured(lora_rank: int | None) -> None:
+    for mode in ("none", "block_wise", "mm_only"):
+        work = wan(reads_picture=True, mode=mode, lora_rank=lora_rank, height=160, width=160, batch_size=4)
+        assert activations(work).peak == pytest.approx(measured_peak(work), rel=0.06), mode
+
+
+# Peaks, states and times ----
+
+
 def test_peaks_are_above_what_is_kept() -> None:
     kinds = {mode: activations(workload(mode=mode)) for mode in POLICIES}
     assert kinds["none"].recomputed == 0 < kinds["predict2_2b_720"].recomputed < kinds["block_wise"].recomputed
@@ -192,6 +231,7 @@ def read(experiment: str, num_gpus: int, *overrides: str) -> Workload:
         (AGIBOT.format("2b"), 8, ("model.config.train_architecture=lora", "model.config.lora_target_modules=q_proj")),
         ("predict2_video2world_lora_training_2b_cosmos_nemo_assets", 4, ("model.config.fsdp_shard_size=2",)),
         (ACTIONS, 8, ("model.config.train_architecture=lora",)),
+        ("wan2pt1_i2v_14b_lora_training", 8, ()),
         (AGIBOT.format("tiny"), 1, ()),
         (AGIBOT.format("tiny"), 2, ("optimizer=adamw", "~optimizer.adam_lr", "trainer.distributed_parallelism=ddp")),
         (AGIBOT.format("2b"), 8, ("optimizer=adamw", "model.config.pipe_config.ema.enabled=False")),
