@@ -62,7 +62,9 @@ class MultiviewPipeline(Video2WorldPipeline):
             raise ConfigError(f"The prompt has {len(lines)} lines for {num_views} views: one each, empty for none.")
         found = self.world.encode_text([line for line in lines if line], embeddings)
         texts = torch.zeros(num_views, *found.shape[1:]).to(found)
-        texts[[i for i, line in enumerate(lines) if line] if lines[1:] else self.world.net.front] = found
+        written = [i for i, line in enumerate(lines) if line]
+        front: Any = self.world.net.front
+        texts[written if lines[1:] else [front]] = found
         return texts.flatten(0, 1)
 
     def checked_video(self, video_1_C_F_H_W: Tensor) -> Tensor:
