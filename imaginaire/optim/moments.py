@@ -85,7 +85,7 @@ def keep(
     elif value.dtype == torch.bfloat16:
         bits = found.view(torch.int32)
         bits = bits + torch.randint(1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
-        rounded = (bits & ~0xFFFF).view(torch.float32)
+        rounded = torch.where(found.isfinite(), (bits & ~0xFFFF).view(torch.float32), found)
         if not signed:
             rounded = torch.where((rounded == 0) & (found > 0), torch.finfo(torch.bfloat16).tiny, rounded)
         value.copy_(rounded, non_blocking=True)

@@ -120,6 +120,13 @@ def test_the_number_of_a_block_that_is_furthest_from_0_stays_whatever_its_sign()
     assert torch.equal(moments.opened(*kept.values(), signed=True, device=value.device)[:, 5], value[:, 5])
 
 
+def test_what_is_not_finite_stays_so_in_bfloat16() -> None:
+    value = torch.tensor([0x7FFFFFFF, 0x7F800000, -0x800000], dtype=torch.int32).view(torch.float32)  # of CUDA; +-inf
+    kept = torch.zeros(3, dtype=torch.bfloat16)
+    moments.keep(kept, None, value, signed=True, generator=moments.draws(0, value.device))
+    assert kept.isnan().tolist() == [True, False, False] and kept[1:].tolist() == [float("inf"), -float("inf")]
+
+
 def test_the_memory_order_of_a_parameter_changes_no_number() -> None:
     learnt = []
     for order in (torch.contiguous_format, torch.channels_last):
