@@ -7,8 +7,8 @@ with their row, so that shards of rows hold whole ones and any sharding holds th
 of fewer than 4,096 numbers keep float32 moments.
 
 Rounding is stochastic: a step moves a moment by less than the distance between two numbers of either form, which
-rounding to the nearest would drop each time. The draws follow from the step alone, so a resumed run makes the same. A
-second moment above 0 never becomes 0, which would make its parameter's next update huge.
+rounding to the nearest would drop each time. The draws follow from the step alone, so a resumed run makes the same. In
+8 bits a second moment above 0 never becomes 0, which would make its parameter's next update huge.
 """
 
 import functools
@@ -85,10 +85,7 @@ def keep(
     elif value.dtype == torch.bfloat16:
         bits = found.view(torch.int32)
         bits = bits + torch.randint(1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
-        rounded = torch.where(found.isfinite(), (bits & ~0xFFFF).view(torch.float32), found)
-        if not signed:
-            rounded = torch.where((rounded == 0) & (found > 0), torch.finfo(torch.bfloat16).tiny, rounded)
-        value.copy_(rounded, non_blocking=True)
+        value.copy_(torch.where(found.isfinite(), (bits & ~0xFFFF).view(torch.float32), found), non_blocking=True)
     elif value is not found:
         value.copy_(found, non_blocking=True)
 

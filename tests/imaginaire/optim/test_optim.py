@@ -88,17 +88,12 @@ def test_equals_torch_adamw_in_float32(fused: bool) -> None:
         assert torch.equal(p, q) if fused else assert_close(p, q, rtol=1e-6, atol=1e-7) is None
 
 
-@pytest.mark.parametrize("masters", [True, False])
-def test_only_masters_let_tiny_updates_add_up(masters: bool) -> None:
-    model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
-    nn.init.ones_(model.weight)
-    optimizer = fused_adamw(model, lr=1e-4, weight_decay=0.0, master_weights=masters)
-    for _ in range(1000):  # each update is 1e-4; bfloat16 has steps of 2^-8 below 1
-        model.weight.grad = torch.ones_like(model.weight)
-        optimizer.step()
-    assert ("master" in optimizer.state[model.weight]) == masters
-    expected = 0.9 if masters else 1.0
-    assert_close(model.weight.float(), torch.full((4, 4), expected), rtol=0, atol=4e-3 if masters else 0)
+def test_masters_can_be_left_out() -> None:
+    model = _model(torch.bfloat16)
+    optimizer = fused_adamw(model, master_weights=False)
+    _set_grads(model, 0)
+    optimizer.step()
+    assert not any("master" in values for values in optimizer.state.values())
 
 
 def test_a_parameter_without_gradient_is_left_alone() -> None:

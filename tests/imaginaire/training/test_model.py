@@ -27,29 +27,10 @@ def _move(model: nn.Module, step: int) -> None:
             param.add_(torch.randn(param.shape, generator=generator).to(param.dtype))
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.05, 0.1, 0.2, 0.28])
-def test_exponent_solves_the_cubic(rate: float) -> None:
-    gamma = power_ema_exponent(rate)
-    assert (gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3)) == pytest.approx(rate**2, rel=1e-9)
-
-
 @pytest.mark.parametrize("rate", [0.0, -0.1, 0.5, float("nan")])
 def test_a_rate_without_solution_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match="relative width"):
         power_ema_exponent(rate)
-
-
-@pytest.mark.parametrize(
-    ("rate", "shift", "betas"),
-    [
-        (0.1, 0, {0: 0.0, 1: 0.004080031659650188, 10: 0.46930784758070104, 100000: 0.9999206315073275}),
-        (0.1, 50, {0: 0.8545523697025016, 10: 0.8770454701882409}),
-        (0.05, 0, {1: 3.888921105204215e-06, 10: 0.18033600382633974}),
-    ],
-)
-def test_beta(rate: float, shift: int, betas: dict[int, float]) -> None:
-    ema = PowerEMA(_model(), rate=rate, iteration_shift=shift)
-    assert {i: ema.beta(i) for i in betas} == pytest.approx(betas, rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
