@@ -30,9 +30,5 @@ class EachView:
     def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
         return self._of_each(self.tokenizer.decode, latent_B_C_T_H_W)
 
-    def to(self, device: torch.device | str) -> "EachView":
-        self.tokenizer.to(device)
-        return self
-
     def _of_each(self, function: Callable[[Tensor], Tensor], x_B_C_T_H_W: Tensor) -> Tensor:
         return torch.cat([function(view) for view in x_B_C_T_H_W.chunk(self.num_views, dim=3)], dim=3)

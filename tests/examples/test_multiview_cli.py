@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.configs.base.config_multiview import get_cosmos_predict2_multiview_pipeline
+from cosmos_predict2.configs.base.config_multiview import choose_multiview, get_cosmos_predict2_multiview_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video import media
 from cosmos_predict2.guardrail.runner import GuardrailRunner
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.pipelines.multiview import MultiviewPipeline
 from cosmos_predict2.released import tiny_multiview_path
-from cosmos_predict2.world_model.options import VideoForm
+from cosmos_predict2.world_model.options import VideoForm, VideoModel
 from examples import multiview, video2world
 from imaginaire.errors import ConfigError, DataError
 
@@ -48,6 +48,8 @@ def test_one_file_and_a_file_for_each_view_are_the_same_input(clips: Path, tmp_p
         found = pipe.read(each, num_frames, (48, 48), start)
         assert together.shape == (3, num_frames, 96, 48)
         assert (together.float() - found.float()).abs().mean() < 3  # of another mp4
+    with pytest.raises(DataError, match="frames of each view, but 99 from frame"):
+        pipe.read(str(clips / "in_time.mp4"), 99, (48, 48))
     pictures = f"{clips / 'view0.png'}+{clips / 'view1.png'}"
     made = [frames_of(tmp_path / "a.mp4", ["--input_path", path]) for path in (str(clips / "in_time.mp4"), pictures)]
     assert media.read_video(tmp_path / "a.mp4")[0].shape == (3, 13, 48, 96)
@@ -68,6 +70,7 @@ def test_a_prompt_is_the_first_views_or_a_line_for_each_or_embeddings(tmp_path: 
     pipe = _pipe()
     (text,) = pipe.encode([PROMPT[1]])
     assert text.shape == (128, 64) and text[:64].any() and not text[64:].any()
+    assert torch.equal(pipe.encode([f"\n{PROMPT[1]}"])[0], text.roll(64, 0))
     torch.save(text[None], tmp_path / "text.pt")
     none = ["--num_conditional_frames", "0"]
     given = {name: ["--prompt", str(tmp_path / name)] for name in ("lines.txt", "both.txt", "text.pt")}
@@ -132,6 +135,8 @@ def test_released_numbers() -> None:
     config = get_cosmos_predict2_multiview_pipeline()
     assert (config.state_t, config.fps, config.rate_of_positions, config.resolution) == (8, 10, 30.0, "720")
     assert (config.timestamps.t_min, config.timestamps.t_max) == (0.01, 200.0)
+    flags = VideoModel(model_size="2B", random_weights=True)
+    assert choose_multiview(flags, None).config.net.view_ids == [0]  # as published inference
     assert config.net.view_ids == [0, 1, 2, 3, 4, 5, 6] and config.net.rope_t_extrapolation_ratio == 8 / 24
 
 
