@@ -3,6 +3,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from cosmos_predict2.guardrail import GuardrailConfig, GuardrailRunner, PromptRefinerConfig, status_line
 from cosmos_predict2.guardrail.face_blur import FaceBlur, RetinaFace, anchors, cover, distinct_boxes
-from cosmos_predict2.guardrail.judges import HAZARDS, LlamaGuard, VideoFilter, verdict_of
+from cosmos_predict2.guardrail.judges import HAZARDS, LlamaGuard, VideoFilter, at_work, verdict_of
 from cosmos_predict2.guardrail.runner import (
     BlockedError,
     checked_frames,
@@ -197,6 +198,12 @@ def test_faces_are_covered_and_the_rest_is_untouched(tmp_path: Path, monkeypatch
         frames[0].permute(2, 0, 1)[None].flip(1).float() - torch.tensor([[[104.0]], [[117]], [[123]]])
     )
     assert boxes.shape == (1, len(anchors(64, 80)), 4) and scores.shape == boxes.shape[:2]
+    few = [0, 25, -1]  # numbers of the day on which scores and boxes were those of the published class
+    corners = [[-2.5329, -3.2067, 12.2805, 11.1234], [2.1191, -5.2844, 35.7540, 26.9826]]
+    corners += [[-172.1718, -223.5981, 354.2631, 290.1513]]
+    torch.testing.assert_close(boxes[0, few], torch.tensor(corners), rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(scores[0, few], torch.tensor([0.6301, 0.5618, 0.5494]), rtol=1e-3, atol=1e-3)
+    assert anchors(60, 70)[[2, 18, -1]].tolist() == [[12, 4, 16, 16], [4, 12, 16, 16], [80, 48, 512, 512]]
     given: list[Tensor] = []
 
     def found(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,6 +244,14 @@ def test_another_file_is_no_face_detector(tmp_path: Path) -> None:
         FaceBlur(str(folder))
 
 
+def test_an_offloaded_model_goes_back_to_the_host() -> None:
+    for offload, expected in ((True, ["cpu", "cpu"]), (False, ["cpu"])):
+        places: list[str] = []
+        with at_work(SimpleNamespace(to=lambda place, places=places: places.append(str(place))), offload):
+            assert not torch.is_grad_enabled()
+        assert places == expected
+
+
 # Together -------------------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +265,7 @@ def test_parts_that_were_downloaded_are_used_and_named_ones_must_be_there(root: 
     assert light is not None and [part.name for part in light.guardrails] == ["blocklist"]
     assert [part.name for part in create_text_guardrail_runner(str(root)).guardrails] == ["blocklist", "llama_guard"]
     of_videos = create_video_guardrail_runner(str(root))
+    assert [part._offload for part in (*runner.guardrails[1:], *of_videos.guardrails)] == [True] * 3 + [False] * 2
     assert [part.name for part in of_videos.guardrails] == ["video_filter", "face_blur"]
     for part in ("Llama-Guard", "video_filter", "Face-Blur"):
         for with_networks in (True, False):

@@ -249,7 +249,8 @@ def test_names_tell_encoders_apart_but_for_tokens_and_rounding() -> None:
     assert not is_same_encoder("bytes-v1-64x64", "bytes-v2-64x64") and not is_same_encoder("bytes", "t5")
     assert not is_same_encoder("bytes-v1-64x64", "bytes-v1-64x32")
     assert other_text("", "bytes-v1-64x64") is None and other_text("none", "t5") is None
-    assert parse_name(half).flags() == "--text_encoder t5 --dtype bfloat16"
+    for dtype in ("bfloat16", "int8"):
+        assert parse_name(half.replace("bfloat16", dtype)).flags() == f"--text_encoder t5 --dtype {dtype}"
     assert parse_name("t5").flags() == "--text_encoder t5" and parse_name("own").flags() == ""
     assert encode_command("a b", "bytes-v1-64x32").endswith(
         "--data 'a b' --text_encoder bytes --num_tokens 64 --text_width 32"

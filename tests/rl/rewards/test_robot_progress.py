@@ -2,6 +2,7 @@
 """TOPReward and Robometer, with tiny random weights in their public layouts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,11 @@ def test_a_judge_is_a_reward_and_reads_the_pictures(name: str, qwen3: Any, robom
     assert scores.is_valid_B.all() and scores.value_B.unique().numel() == 3
     alone = judge_of(name, place, {"clips_at_once": 1})(shown, {})["value"]
     torch.testing.assert_close(scores.value_B, alone, rtol=1e-4, atol=1e-4)
+    ends = [0, -1] if name == "topreward" else [-1]
+    assert shown.video_B_C_F_H_W is not None
+    few = judge_of(name, place, {"max_frames": len(ends)})(shown, {})["value"]
+    same = judge(replace(shown, video_B_C_F_H_W=shown.video_B_C_F_H_W[:, :, ends]), {})["value"]
+    torch.testing.assert_close(few, same, rtol=1e-4, atol=1e-4)
     assert torch.isfinite(judge(clips("<|video_pad|><|prog_token|>", frames=1), {})["value"]).all()
 
 

@@ -56,6 +56,16 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
         for path in step.reads:
             assert OPTIONS.out not in path.parents or any(one == path or one in path.parents for one in before), path
     assert len(made) == len(set(made))
+    found = {step.name: step.words for step in steps if "--first" in step.words}
+    firsts = {name: words[words.index("--first") + 1] for name, words in found.items()}
+    assert len({firsts[name] for name in ("trial_after", "after", "collect_2")}) == 3, "no start serves twice"
+    for phase in phases_of(options):
+        words = found[f"trial_before{phase.end}"]
+        assert str(phase.policy) in words and words[words.index("--seed") + 1] == "3"
+    few = steps_of(replace(options, suite="libero_spatial", phases=0), RECORDED)
+    assert not any("trial" in step.name for step in few)
+    (one,) = (s.words for s in steps_of(replace(options, episodes=1, phases=0), RECORDED) if s.name == "trial_after")
+    assert one[one.index("--episodes") + 1] == "1"
 
 
 def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
@@ -210,7 +220,7 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         contents[f"trial_after{end}"] = f"trial_after{end}/evaluation.json", rate(tried)
         if not end:
             contents["before"] = "before/evaluation.json", rate(40)
-        contents[f"after{end}"] = f"after{end}/evaluation.json", rate(90)
+        contents[f"after{end}"] = f"after{end}/evaluation.json", rate(95 if end else 90)
     (tmp_path / "posttraining/cloning/clone/policy").mkdir(parents=True)
     (tmp_path / "posttraining/cloning/clone/policy/weights").write_text("the clone")
     (tmp_path / "phase_2").mkdir()
@@ -227,6 +237,7 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         assert "it succeeded in 0.150 of 200 true episodes, and 0.200 before" in found.sentence
     else:
         assert ("learnt in phase 2 was worse and is not kept" in found.sentence) == (second < 40)
+        assert ("0.450 after" if second < 40 else "0.475 after") in found.sentence
     assert found.sentence in (tmp_path / "index.html").read_text()
 
 

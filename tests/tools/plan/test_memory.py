@@ -17,8 +17,9 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import IMAGE_TOKENS, forward_flops
 from cosmos_predict2.nn.wan_dit import WanDiT
+from cosmos_predict2.tools.plan.advice import _OTHER_TRAINING, _averages, _optimizer_state
 from cosmos_predict2.tools.plan.memory import activations, predict_memory
-from cosmos_predict2.tools.plan.speed import GPUS, PUBLISHED, find_gpu, predict_speed
+from cosmos_predict2.tools.plan.speed import GPUS, HOST_BYTES, PUBLISHED, find_gpu, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload, read_workload
 from cosmos_predict2.world_model.assembly import embedders
 from cosmos_predict2.world_model.parallelize import POLICIES, apply_recompute
@@ -299,6 +300,24 @@ def test_recomputing_everything_costs_a_forward_pass_of_the_blocks() -> None:
     forward = forward_flops(work.net, work.latent_shape, **sizes).total
     assert none.flops_per_gpu == none.model_flops_per_gpu == block_wise.model_flops_per_gpu == 3 * forward
     assert block_wise.flops_per_gpu == pytest.approx(4 * forward, rel=0.03)  # less the ends of the network
+
+
+def test_what_lies_on_the_host_is_copied_after_a_step_or_beside_it() -> None:
+    gpu, work = replace(GPUS["H100"], peak=1e30), workload(optimizer="fusedadamw", net=dict(model_channels=512))
+    away = replace(work, offloads_optimizer=True, grad_accum=2)
+    here, there = predict_memory(work), predict_memory(away)
+    assert (there.optimizer, there.host, there.moved) == (0, here.optimizer, 2 * here.optimizer)
+    waits = [predict_speed(replace(one, grad_accum=2), gpu).seconds for one in (work, away)]
+    assert waits[1] - waits[0] == pytest.approx(there.moved / HOST_BYTES)
+    lora = replace(work, lora_rank=4, mode="block_wise")
+    swapped = replace(lora, swap_blocks=3)
+    memory, wait = predict_memory(swapped), predict_speed(swapped, gpu).seconds
+    assert memory.host > memory.gathered > 0 and memory.moved_beside == 2 * memory.host
+    assert wait == max(predict_speed(lora, gpu).seconds, memory.moved_beside / HOST_BYTES)
+    sharded = [replace(one, num_gpus=2, shard_size=2, has_average=True) for one in (work, lora)]
+    found = " ".join(str(c.overrides) for one in sharded for kind in _OTHER_TRAINING + (_averages,) for c in kind(one))
+    assert "ema.enabled" in found and not any(word in found for word in ("offload", "swap_blocks", "frozen_weights"))
+    assert not [*_optimizer_state(lora)], "adapters have little state"
 
 
 def test_modes_cost_as_much_as_they_forget() -> None:
