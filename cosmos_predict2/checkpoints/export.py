@@ -186,7 +186,7 @@ class _TensorFile:
         text += b" " * (-len(text) % 8)
         file.write(len(text).to_bytes(8, "little") + text)
         for name in self.header:
-            data = cast_to(self.tensors[name], self.cast).contiguous()
+            data = cast_to(self.tensors[name], self.cast)
             file.write(data.flatten().view(torch.uint8).numpy().data)
 
 
