@@ -233,7 +233,8 @@ class Runner:
         took, guessed = sum(markers[step.name]["seconds"] for step in done), sum(step.guess_s for step in done)
         speed = took / guessed if guessed >= LEAST_MEASURED_S else 1.0
         left = max(0.0, speed * now.guess_s - in_step_s) if left_s is None else left_s
-        left += speed * sum(step.guess_s for step in self.steps if step is not now and step not in done)
+        later = self.steps[self.steps.index(now) + 1 :]  # those before it were done, or a gate's no left them out
+        left += speed * sum(step.guess_s for step in later if step not in done)
         return f"about {duration(left)} left of {duration(took + in_step_s + left)}"
 
 

@@ -130,6 +130,14 @@ def test_time_left_is_read_from_what_programs_print() -> None:
     assert left.seconds() == pytest.approx(45, abs=5)
 
 
+def test_steps_that_were_left_out_take_no_time_any_more(tmp_path: Path) -> None:
+    """As a gate's no does with those of learning."""
+    steps = [replace(copying(tmp_path, "data", name), guess_s=600.0) for name in ("a", "b", "c")]
+    with Runner(tmp_path, steps) as runner:
+        left = [runner._of_all(step, 0.0, None) for step in steps]
+    assert [text.partition(" left")[0] for text in left] == ["about 30 min", "about 20 min", "about 10 min"]
+
+
 def test_a_digest_sees_contents_and_not_the_place(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
