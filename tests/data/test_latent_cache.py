@@ -120,7 +120,7 @@ def test_the_beginning_of_a_window_serves_a_shorter_model(cached: Path) -> None:
     whole = default_collate([{**LatentDataset(str(cached), num_tokens=4)[0], "sample_position": 5}])
     cut = default_collate([{**short, "sample_position": 5}])
     losses = [model.training_step(batch, 0)[1].item() for batch in (whole, cut)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and model.world.offload_tokenizer  # it has nothing to do
 
 
 def test_a_model_refuses_latents_of_another_tokenizer_and_of_too_few_frames(cached: Path) -> None:

@@ -194,3 +194,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, form: str) ->
 def test_rungs_that_save_nothing_are_refused_by_name(overrides: tuple[str, ...], key: str) -> None:
     findings = preflight.findings(compose(CONFIG, [*BASE, "job.name=refused", *overrides]))
     assert {finding.key for finding in findings if finding.level == "error"} == {key}
+
+
+def test_frozen_weights_do_not_go_with_shards() -> None:
+    sharded = ("trainer.distributed_parallelism=fsdp", "model.config.fsdp_shard_size=-1")
+    config = compose(CONFIG, [*BASE, "job.name=refused", *LORA, NF4, *sharded])
+    found = [
+        {finding.key for finding in preflight.findings(config, size) if finding.level == "error"} for size in (1, 2)
+    ]
+    assert found == [set(), {"model.config.frozen_weights"}]
+
+
+@pytest.mark.parametrize("load", ["load_checkpoint_state", "account_checkpoint_state"])
+def test_frozen_weights_are_those_of_the_checkpoint(load: str) -> None:
+    model, _ = _built(*LORA, NF4)
+    getattr(model, load)({name: torch.zeros_like(value) for name, value in model.saved_weights().items()})
+    assert not any(bool(weight.opened().any()) for weight in frozen.frozen_layers(model.net).values())

@@ -357,9 +357,10 @@ def test_one_embedding_is_that_of_every_sample_whatever_the_data_carry(tmp_path:
 
 
 def test_an_encoder_replaces_what_the_data_carry() -> None:
-    config = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4))
-    text = added(config, {TEXT_KEY: torch.zeros(2, 1, 1), "ai_caption": ["push", ""]})
+    training = TrainingText(TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4)))
+    text = training.added_to({TEXT_KEY: torch.zeros(2, 1, 1), "ai_caption": ["push", ""]}, 2, CPU)[TEXT_KEY]
     assert torch.equal(text, BytesEncoder(8, 4).encode(["push", ""]))
+    assert training.encoder_name == BytesEncoder(8, 4).name  # for the card
 
 
 def test_the_real_encoder_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
