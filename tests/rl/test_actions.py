@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
-from cosmos_predict2.models.own_frames import FRAMES_KEY
+from cosmos_predict2.models.own_frames import FRAMES_KEY, passes_of
+from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.clips.own_frames import OwnFramesRLModel
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.action_following import ActionFollowing
@@ -133,6 +134,10 @@ def test_branches_share_an_imagined_history_and_compare_with_the_true_future() -
     true = model.world.encode(second["video"])
     assert torch.allclose(found.record.true_latents[:, :, 1:], true[:, :, 1:])
     assert torch.equal(found.record.samples.final[:, :, :1], given[conditions.rows_B])
+    model._is_open, model.own_frames.left = True, 0
+    assert not model.at_boundary(), "batches of the experience are still to come"
+    own, plain = (cls.passes(config.model.config, 2) for cls in (OwnFramesRLModel, FlowGRPOModel))
+    assert own.clips == 4 and own.rollout - plain.rollout == passes_of(model.config.own_frames).rollout / 2
 
 
 @pytest.mark.slow
