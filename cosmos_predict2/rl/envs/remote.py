@@ -50,13 +50,13 @@ def _parts(address: str) -> tuple[str, dict[str, str]]:
     return place, dict(word.partition("=")[::2] for word in query.split("&") if word)
 
 
-def environment(node: Any, **arguments: Any) -> VecEnv:
+def environment(env: Any, **arguments: Any) -> VecEnv:
     """The environment of a configuration: a lazy call, or an address; None of none."""
-    if not isinstance(node, str):
-        return completed(lazy_config.instantiate(node, **arguments), EnvDefaults)  # type: ignore[no-any-return]
+    if not isinstance(env, str):
+        return completed(lazy_config.instantiate(env, **arguments), EnvDefaults)  # type: ignore[no-any-return]
     if arguments:
-        raise ConfigError(f"{node} has a world model of its own: set model.config.world_model=null, and no refinement.")
-    return of_address(node)
+        raise ConfigError(f"{env} has a world model of its own: set model.config.world_model=null, and no refinement.")
+    return of_address(env)
 
 
 def facts_of(address: str) -> Mapping[str, Any]:

@@ -55,7 +55,8 @@ class RecordedEpisodeStarts(EpisodeStarts):
             facts = facts_of(starts)
             self.numbers, num_tasks, where = facts["parts"].get(part, [])[:num], facts["metadata"]["num_tasks"], starts
         elif starts is not None:
-            self.numbers, num_tasks, where = starts.numbers(part)[:num], starts.num_tasks, str(starts.path)
+            self.numbers, num_tasks = starts.numbers(part)[:num], starts.num_tasks
+            where = f"{starts.path} ({len(starts)} starts)"
         if not self.numbers and not where:
             raise DataError("RecordedEpisodeStarts(starts=null) needs num, the number of starts of the environment.")
         if not self.numbers:

@@ -146,7 +146,7 @@ def test_training_and_validation_share_no_recording(tmp_path: Path) -> None:
     simulated = RecordedEpisodeStarts(None, "held_out", num=7)
     settle_num_tasks([SimpleNamespace(dataset=simulated)], [SimpleNamespace(metadata={})], is_remote=False)
     assert [row["trial_id"] for row in simulated] == list(range(7))
-    with pytest.raises(DataError, match="none of its 8 starts is of the part 'held_out'"):
+    with pytest.raises(DataError, match=r"\(8 starts\): none of its starts is of the part 'held_out'"):
         RecordedEpisodeStarts(cut_starts(tmp_path / "few", 4), "held_out")
 
 
