@@ -75,7 +75,7 @@ add("--expert_only", action="store_true", help="of pi05: train the action expert
 add("--augment", action="store_true", help="of pi05: crop, turn and recolour its pictures a little, as published")
 add("--variant", choices=["oft", "l1"], help="of openvla_oft: tokens, or numbers, for imitation alone (default: oft)")
 add("--suite", type=_suite, default="toy", help="the world of the demonstrations: toy, the only one with an expert")
-of_cloning = "how many; the first ones of --data (default: the policy's `cloning`)"
+of_cloning = "how many; the first ones of --data (default: all of these; in the toy world the policy's `cloning`)"
 add("--demonstrations", type=command_line.at_least(1, 10**6), metavar="N", help=of_cloning)
 add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
 add("--split", default="", metavar="FILE", help="of --data: clone the successes of its part train alone")
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
     cls = resolve(args.policy, "policy")
     args.knots = args.knots or (args.chunk if args.data else 4)
     for option, default in {**cloning.DEFAULTS, **getattr(cls, "cloning", {})}.items():
-        if getattr(args, option) is None:
+        if getattr(args, option) is None and not (args.data and option == "demonstrations"):
             setattr(args, option, default)
     starts = None if args.windows == "all" else args.windows
     path = Path(args.out) / files.PUBLIC_CONFIG if files.is_public(cls) else files.file_of(Path(args.out))

@@ -92,6 +92,7 @@ class DatasetReport:
     counts: dict[str, int] = field(default_factory=dict)
     encoder: str = ""
     clips: list[ClipFacts] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)  # frames of each episode, where a file may have several
     findings: list[Finding] = field(default_factory=list)  # errors (key KIND/FILE) and notes
     parts: list["DatasetReport"] = field(default_factory=list)
     actions: list[ActionTable] = field(default_factory=list)
@@ -362,7 +363,8 @@ def _check_lerobot(report: DatasetReport, folder: Path, required: Requirements) 
         report.fault(folder, "actions", str(error))
     report.add_findings(report.clips)
     report.findings += index_faults(source, report.clips, required.num_frames)
-    report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
+    report.lengths = source.episodes.lengths.tolist()
+    report.counts = {"episodes": len(source), "frames": sum(report.lengths)}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
     report.note(source.rate_note())
     report.findings += classic_faults_of(source, with_pictures=not required.is_fast)
@@ -447,7 +449,7 @@ def as_json(report: DatasetReport) -> dict[str, Any]:
         "counts": report.counts,
         "encoder": report.encoder,
         "seconds": round(_seconds(readable), 3),
-        "num_frames": dict(_table(readable, "num_frames")),
+        "num_frames": dict(Counter(report.lengths or [facts.num_frames for facts in readable]).most_common()),
         "sizes": {f"{height}x{width}": n for (height, width), n in _table(readable, "height", "width")},
         "fps": dict(_table([facts for facts in readable if facts.fps], "fps")),
         "faults": [{"file": file_of(f), "kind": kind_of(f), "message": f.text} for f in report.faults],
@@ -465,7 +467,7 @@ def _lines(report: DatasetReport) -> Iterator[str]:
         yield f"  encoder   {report.encoder}"
     readable = [facts for facts in report.clips if facts.height]
     if readable and report.form != "image":
-        frames = sorted(facts.num_frames for facts in readable)
+        frames = sorted(report.lengths or [facts.num_frames for facts in readable])
         length = f"{_seconds(readable) / 60:.1f} min" if _seconds(readable) >= 60 else f"{_seconds(readable):.1f} s"
         yield f"  frames    {frames[0]} to {frames[-1]}, median {median(frames):g}; {length} in all"
         yield f"  fps       {_rows([(f'{fps:g}', n) for fps, n in _table(readable, 'fps')], 'clips')}"

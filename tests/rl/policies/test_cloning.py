@@ -91,6 +91,13 @@ def test_recordings_demonstrate_like_the_episodes_they_were_made_of(tmp_path: Pa
         assert difference.abs().float().mean() < (0.5 if form == "states" else 8)  # a video is compressed
 
 
+def test_all_recordings_are_cloned_where_no_number_was_given(tmp_path: Path) -> None:
+    for given, number in ([], None), (["--demonstrations", "3"], 3):
+        with mock.patch.object(train_policy, "_clone_recordings") as cloned:
+            assert call(train_policy, "--data", "recordings", "--out", str(tmp_path / "policy"), *given) == 0
+        assert cloned.call_args.args[0].demonstrations == number
+
+
 def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has none of the forms"):
         recorded_demonstrations(tmp_path)

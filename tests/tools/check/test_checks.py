@@ -427,6 +427,8 @@ def test_the_actions_of_a_lerobot_data_set_are_shown(robot: Path, capsys: Any, c
     for folder in (robot, ROOT / "tests/data/fixtures/lerobot_v3"):
         assert call(script, folder, "--workers", 0) == 0
         out = capsys.readouterr().out
+        lengths = sorted(len(made.action(i)) for i in range(3))
+        assert f"  frames    {lengths[0]} to {lengths[-1]}, median {lengths[1]};" in out  # a file may have several
         assert "3 episodes, 21 frames, 2 tasks" in out and "'action': 3 numbers, 21 rows of 3 recordings" in out
         figures = [float(word) for word in next(line for line in out.splitlines() if " dy " in line).split()[1:]]
         column = rows[:, 1]
