@@ -9,6 +9,7 @@ under way, which are over and not valid; the next reset connects again.
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -62,12 +63,10 @@ def environment(env: Any, **arguments: Any) -> VecEnv:
 def facts_of(address: str) -> Mapping[str, Any]:
     """The greeting of the server at an address: what it imagines by."""
     place, own = _parts(address)
-    session = Session(place, TOKEN, 0.0)
-    with reading(f"{address}: patience"):
-        patience = float(own.get("patience", 0))
-    facts: Mapping[str, Any] = session.opened(patience)
-    session.close()
-    return facts
+    with reading(f"{address}: its port or patience"):
+        session, patience = Session(place, TOKEN, 0.0), float(own.get("patience", 0))
+    with closing(session):
+        return session.opened(patience)  # type: ignore[no-any-return]
 
 
 class Session(Websocket):

@@ -233,6 +233,9 @@ def test_inputs_of_a_policy_are_compared_by_name(imagination: Imagination, make:
                 require_inputs(env, policy)
     with pytest.raises(ConfigError, match="expected wfm://HOST:8100"):
         RemoteEnv("wfm://host/path")
+    for reached in (facts_of, of_address):
+        with pytest.raises(DataError, match=r"wfm://host:99999: .*Port out of range"):
+            reached("wfm://host:99999")
 
 
 def _with(env: WorldModelEnv, **fields: Any) -> WorldModelEnv:
