@@ -46,9 +46,10 @@ def of_address(address: str, **options: Any) -> "RemoteEnv":
     return made(RemoteEnv, {**options, **own}, f"{address}: ", address=place)
 
 
-def _parts(address: str) -> tuple[str, dict[str, str]]:
+def _parts(address: str) -> tuple[str, dict[str, Any]]:
     place, _, query = address.partition("?")
-    return place, dict(word.partition("=")[::2] for word in query.split("&") if word)
+    words = (word.partition("=") for word in query.split("&") if word)
+    return place, {key: lazy_config.plain_data(value, f"{address}: {key}") for key, _, value in words}
 
 
 def environment(env: Any, **arguments: Any) -> VecEnv:

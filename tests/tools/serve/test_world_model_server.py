@@ -111,7 +111,8 @@ def played(env: Any) -> list[Any]:
 
 
 def test_results_are_those_of_the_process_bit_by_bit(server: Any, make: Any) -> None:
-    with contextlib.closing(of_address(f"{server.address}?num_envs=3")) as env:
+    with contextlib.closing(of_address(f"{server.address}?num_envs=3&keep_frames=false")) as env:
+        assert env.keep_frames is False
         other, there = make(3), make(3)
         assert difference(played(env), played(there)) is None
         for name in ("metadata", "views", "contract", "state_size", "num_noises", "scoring"):
