@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.envs.remote import FORMAT, LARGEST, RESULTS, SCHEME, TOKEN
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.remote import wire
 from cosmos_predict2.rl.remote.wire import RECORD, pack, package, reading, unpack
 from cosmos_predict2.tools.serve.server import fault_of, websocket_server
 from imaginaire.errors import ConfigError, DataError, UserError
@@ -50,6 +51,7 @@ class ServedWorld:
         seen, _ = env.reset(options={"trial_ids": [0]})  # what does not fit is an error here
         if (size := self.num_envs * len(env.get_state())) > LARGEST:
             raise ConfigError(f"--num_envs {self.num_envs}: their state has {size} bytes, and {LARGEST} are the most.")
+        self.largest = wire.LARGEST + size  # bytes of a request: small values take fifty times theirs once unpacked
         self.record: dict[str, Any] = {
             **dict(self.about, format=FORMAT, instance=uuid.uuid4().hex, num_envs=self.num_envs, metadata=env.metadata),
             "observation": {name: list(one.shape[1:]) for name, one in seen.items() if isinstance(one, Tensor)},
@@ -92,7 +94,7 @@ class ServedWorld:
             if isinstance(data, str):
                 raise DataError("A request is a binary message.")
             with reading("The request"):
-                call = self._call_of(env, unpack(data, "openpi", "the client", LARGEST))
+                call = self._call_of(env, unpack(data, "openpi", "the client", self.largest))
             with self._lock, torch.no_grad():
                 return pack(call(), "openpi")
         except Exception as error:  # a border: the client gets a sentence
@@ -111,8 +113,8 @@ class ServedWorld:
         if name == "load_state":
             state = bytes(request["state"])
             with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(state)) as file:
-                if (size := sum(one.file_size for one in file.infolist())) > LARGEST:
-                    raise DataError(f"The state has {size} bytes, and {LARGEST} are the most.")
+                if (size := sum(one.file_size for one in file.infolist())) > self.largest:
+                    raise DataError(f"The state has {size} bytes, and {self.largest} are the most.")
             return lambda: env.load_state(state) or {}  # type: ignore[func-returns-value]
         if name != "chunk_step":
             raise DataError(f"There is no call '{name}': reset, chunk_step, get_state or load_state.")
@@ -128,7 +130,7 @@ class ServedWorld:
 
 def world_server(served: ServedWorld, listener: Any, token: str = "") -> Any:
     """A server with a thread for each session."""
-    return websocket_server(served.answer, listener, token, TOKEN, LARGEST)
+    return websocket_server(served.answer, listener, token, TOKEN, served.largest)
 
 
 def serve(served: ServedWorld, host: str, port: int, token: str) -> None:

@@ -72,7 +72,9 @@ def make(imagination: Imagination) -> Callable[..., WorldModelEnv]:
 def serving(make: Any, port: int = 0, token: str = "", about: Any = ABOUT, **options: Any) -> Iterator[Any]:
     """A server with its address."""
     with listening("127.0.0.1", port) as listener:
-        with world_server(ServedWorld(make, about, **options), listener, token) as server:
+        served = ServedWorld(make, about, **options)
+        with world_server(served, listener, token) as server:
+            server.served = served
             server.address = f"wfm://127.0.0.1:{listener.getsockname()[1]}"
             thread = threading.Thread(target=server.serve_forever)
             thread.start()
@@ -276,13 +278,16 @@ def test_bad_requests_are_answered_and_the_session_goes_on(server: Any, make: An
         bomb = io.BytesIO()
         with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr("a.npy", bytes(1 << 20))
-        with mock.patch("cosmos_predict2.tools.serve.world_model.LARGEST", 1 << 19):
+        with mock.patch.object(server.served, "largest", 1 << 19):
             reply = ask({"call": "load_state", "state": bomb.getvalue()})
         assert "1048576 bytes, and 524288 are the most" in reply
         for request, message in BAD:
             reply = ask(request)
             assert isinstance(reply, str) and re.search(message, reply), (message, reply)
         assert ask({"call": "chunk_step", "actions": numpy.zeros((2, 12, 4))})["info"]["active"].all()
+        client.send(bytes(wire.LARGEST + (1 << 24)))  # far below what a reply may have
+        with pytest.raises(Exception, match="1009"):
+            client.recv()
     with pytest.raises(Exception, match="HTTP 403"), connect(address, origin="http://evil"):
         pass
     with mock.patch("cosmos_predict2.tools.serve.world_model.LARGEST", 100):
