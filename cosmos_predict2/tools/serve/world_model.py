@@ -7,6 +7,8 @@ A request is a map with ``call`` (reset, chunk_step, get_state or load_state) an
 
 import contextlib
 import io
+import socket
+import struct
 import threading
 import uuid
 import zipfile
@@ -51,7 +53,7 @@ class ServedWorld:
         seen, _ = env.reset(options={"trial_ids": [0]})  # what does not fit is an error here
         if (size := self.num_envs * len(env.get_state())) > LARGEST:
             raise ConfigError(f"--num_envs {self.num_envs}: their state has {size} bytes, and {LARGEST} are the most.")
-        self.largest = wire.LARGEST + size  # bytes of a request: small values take fifty times theirs once unpacked
+        self.largest = wire.LARGEST + size  # bytes of a request: small values take 70 times theirs once unpacked
         self.record: dict[str, Any] = {
             **dict(self.about, format=FORMAT, instance=uuid.uuid4().hex, num_envs=self.num_envs, metadata=env.metadata),
             "observation": {name: list(one.shape[1:]) for name, one in seen.items() if isinstance(one, Tensor)},
@@ -70,6 +72,9 @@ class ServedWorld:
                 text = f"{self.sessions} sessions are open, and no more are allowed (--sessions)"
                 return connection.close(1013, text)  # type: ignore[no-any-return]
             try:
+                # Else a client that is alive and reads nothing would keep its seat for ever.
+                limit = struct.pack("ll", *divmod(int(1e6 * self.idle), 10**6))
+                connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 env = self._opened(asked)
                 connection.send(pack({RECORD: self.record}, "openpi"))
                 while True:

@@ -17,6 +17,7 @@ from unittest import mock
 import numpy
 import pytest
 import torch
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from cosmos_predict2.actions.transforms import ActionContract
@@ -155,6 +156,20 @@ def test_an_idle_session_ends_with_a_sentence_and_is_opened_again(make: Any, cap
         env.connection.socket.recv_events_thread.join()
         assert begin(env, 0)[1]["active"].tolist() == [True]
     assert "idle for 0.2 seconds (--idle): connect again" in caplog.text
+
+
+def test_a_client_that_reads_nothing_loses_its_seat(make: Any) -> None:
+    with serving(make, idle=0.2, sessions=1) as server:
+        with connect(f"{server.address.replace('wfm', 'ws')}/?num_envs=64", max_size=None, max_queue=1) as client:
+            for connection in server.connections:
+                connection.close_timeout = 0.1
+            with contextlib.suppress(ConnectionClosed):
+                client.send(wire.pack({"call": "reset"}, "openpi"))
+                for _ in range(40):  # 36 MB, more than buffers hold
+                    client.send(wire.pack({"call": "get_state"}, "openpi"))
+            with contextlib.closing(RemoteEnv(server.address, 1, patience=20)) as other:
+                assert other.num_envs == 1
+            client.close_timeout = 0.1
 
 
 def test_a_lost_connection_costs_its_episodes(server: Any, make: Any, caplog: pytest.LogCaptureFixture) -> None:
