@@ -168,7 +168,9 @@ def _parse_one(parser: OverridesParser, text: str, experiments: Sequence[str]) -
             override = parser.parse_override(text.replace(override.key_or_group, key, 1))
     except HydraException as error:
         reason = str(error).splitlines()[0].partition(" expecting ")[0]
-        raise ConfigError(f"The override {text} cannot be read ({reason}).{_QUOTING}") from error
+        has_braces = re.search("{.*,.*}", text.partition("=")[0])
+        hint = " Braces in a key are for the shell: leave out the quotes around them." if has_braces else _QUOTING
+        raise ConfigError(f"The override {text} cannot be read ({reason}).{hint}") from error
     if override.is_sweep_override():
         raise ConfigError(f"The override {text} would mean several runs.{_QUOTING}")
     key = override.key_or_group

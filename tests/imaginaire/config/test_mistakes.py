@@ -36,6 +36,7 @@ MISTAKES = {  # overrides -> the key or name that the message gives
     "ema=power": "Unknown key ema",
     "trainer=fast": "trainer='fast'",
     "trainer.max_itr=3": "mean max_iter,",
+    "trainer.{a,b}=3": "leave out the quotes",
     "max_iter=3": "mean trainer.max_iter?",
     "dataloader_train=gr1 num_frames=3": "mean dataloader_train.dataset.num_frames?",
     "+trainer.foo=1": "trainer.foo",
