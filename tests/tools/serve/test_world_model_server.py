@@ -114,9 +114,9 @@ def played(env: Any) -> list[Any]:
 
 
 def test_results_are_those_of_the_process_bit_by_bit(server: Any, make: Any) -> None:
-    with contextlib.closing(of_address(f"{server.address}?num_envs=3&keep_frames=false")) as env:
+    with contextlib.closing(of_address(f"{server.address}?num_envs=3&seed=9&keep_frames=false")) as env:
         assert env.keep_frames is False
-        other, there = make(3), make(3)
+        other, there = make(3, 9), make(3, 9)
         assert difference(played(env), played(there)) is None
         for name in ("metadata", "views", "contract", "state_size", "num_noises", "scoring"):
             assert getattr(env, name) == getattr(there, name), name
@@ -126,6 +126,24 @@ def test_results_are_those_of_the_process_bit_by_bit(server: Any, make: Any) -> 
         assert difference(env.chunk_step(actions(3)), there.chunk_step(actions(3))) is None
         with pytest.raises(DataError, match=f"{server.address} refuses: .*num_envs=2"):
             env.load_state(make(2).get_state())
+
+
+def test_a_chunk_is_imagined_alone_and_ends_as_its_client_asks(make: Any) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def spied(num_envs: int, seed: int) -> WorldModelEnv:
+        env = make(num_envs, seed)
+        step = env.chunk_step
+        facts = lambda: (server.served._lock.locked(), env.scoring.terminate_on_success)  # noqa: E731
+        env.chunk_step = lambda *args: (seen.append(facts()), step(*args))[1]
+        return env
+
+    with serving(spied) as server, contextlib.closing(RemoteEnv(server.address, 1)) as env:
+        begin(env, 0)
+        for ends in (False, True):
+            env.terminate_on_success = ends
+            env.chunk_step(actions(1))
+    assert seen == [(True, False), (True, True)]
 
 
 def test_it_keeps_the_contract_of_environments(server: Any) -> None:
@@ -190,11 +208,13 @@ def test_a_lost_connection_costs_its_episodes(server: Any, make: Any, caplog: py
     found, known = env.chunk_step(actions(1), env_ids=[1]), expected.chunk_step(actions(1), env_ids=[1])
     assert "valid" not in found[4] and torch.equal(found[0]["full_image"], known[0]["full_image"])
     begin(env, 0, 1, 2)
-    assert env.get_state()
+    state = env.get_state()
     cut(server)
     begin(env, 1)  # which finds that the others are lost: what is stepped with them is lost, too
     for _ in range(2):
         assert not env.chunk_step(actions(3))[4]["valid"].any()
+    env.load_state(state)  # which begins all places anew
+    assert "valid" not in env.chunk_step(actions(3))[4]
     assert begin(env, 0, 1, 2) and "valid" not in env.chunk_step(actions(3))[4]
     env.close()
     rollout = LocalRollout(ToyPolicy(), of_address(server.address, num_envs=2), keep_record=False)
@@ -409,6 +429,7 @@ def test_policies_are_ranked_by_the_program_that_serves(capsys: pytest.CaptureFi
     world = served.call_args.args[0]
     assert (world.record["num_noises"], world.record["scoring"]["confirm"]) == (2, 2)
     assert world.record["inputs"]["world_model"] == digest(tiny_action_path())
+    assert not {*world.record["parts"]["train"]} & {*world.record["parts"]["held_out"]}
     other = shutil.copy(tiny_policy_path(), tmp_path / "other.safetensors")
     with serving(world.make, about=world.about) as server:
         words = ("--world_model", server.address, "--policies", tiny_policy_path(), other)
