@@ -134,7 +134,7 @@ class RemoteEnv(EnvDefaults):
             pass  # a session that was lost begins anew
         ids = {*range(self.num_envs)} if (some := given.get("env_ids")) is None else {*some}
         self._played, self._lost = self._played | ids, self._lost - ids
-        return reply["observation"], reply["info"]
+        return self._parts_of(reply, "observation", "info")  # type: ignore[return-value]
 
     def chunk_step(
         self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
@@ -149,13 +149,13 @@ class RemoteEnv(EnvDefaults):
             reply = None  # so are those that were begun since, together with lost ones
         if reply is None:
             self._lost, reply = self._lost | {*ids}, self._over(len(ids), actions.shape[1])
-        return tuple(reply[name] for name in RESULTS)  # type: ignore[return-value]
+        return self._parts_of(reply, *RESULTS)  # type: ignore[return-value]
 
     def get_state(self) -> bytes:
         reply = None if self._lost else self._called("get_state")
         if reply is None:
             raise ConfigError(f"{self.address} was lost, and with it episodes: reset them before get_state.")
-        return reply["state"]  # type: ignore[no-any-return]
+        return self._parts_of(reply, "state")[0]  # type: ignore[no-any-return]
 
     def load_state(self, state: bytes) -> None:
         while self._called("load_state", state=state) is None:
@@ -165,6 +165,10 @@ class RemoteEnv(EnvDefaults):
     def close(self) -> None:
         self.connection.close()
         self.is_open = False
+
+    def _parts_of(self, reply: Any, *names: str) -> tuple[Any, ...]:
+        with reading(f"The reply of {self.address}"):
+            return tuple(reply[name] for name in names)
 
     # --- what is lost
 

@@ -330,6 +330,14 @@ def test_bad_requests_are_answered_and_the_session_goes_on(server: Any, make: An
             ServedWorld(make, ABOUT)
 
 
+def test_a_reply_without_its_parts_is_an_error_of_ours(server: Any) -> None:
+    with contextlib.closing(RemoteEnv(server.address, 1)) as env, mock.patch.object(env.connection, "asked") as asked:
+        asked.return_value = {"reward": 1}
+        for call in (env.reset, env.get_state, lambda: env.chunk_step(actions(1))):
+            with pytest.raises(DataError, match=r"The reply of wfm://.* cannot be used"):
+                call()
+
+
 def test_a_token_is_asked_for(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(make, token="secret") as server:
         for wrong in ("", "secres"):
