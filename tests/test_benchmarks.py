@@ -166,7 +166,9 @@ def flags(folder: Path, **changes: Any) -> argparse.Namespace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "adapters"), [("openvla", False), ("pi05", True)])
+@pytest.mark.parametrize(
+    ("policy", "adapters"), [pytest.param("openvla", False, marks=pytest.mark.long), ("pi05", True)]
+)
 def test_both_policies_roll_out_and_learn(
     policy: str, adapters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,12 +237,15 @@ STUDENT = ["experiment=tiny_student", "model.config.pipe_config.net.num_blocks=4
 ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
 
 
+OWN_FRAMES = {**ENDS, **UNREAD_TEXT, **WAITS_OF_OWN_FRAMES, REPORT: 2, FOLD: 7}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "resumes", "expected_waits", "rel"),
     [
         (ADAPTERS, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-4),  # the rates of two groups of parameters
-        (OWN, False, {**ENDS, **UNREAD_TEXT, **WAITS_OF_OWN_FRAMES, REPORT: 2, FOLD: 7}, 1e-4),
+        pytest.param(OWN, False, OWN_FRAMES, 1e-4, marks=pytest.mark.long),
         (LOW, True, {place: 2 * count for place, count in ENDS.items()}, 2e-2),
         (SMALL, True, {place: 2 * count for place, count in (ENDS | WAITS_OF_THE_HOST).items()}, 1e-4),
         pytest.param(STUDENT, False, {**ENDS, **UNREAD_TEXT, REPORT: 2}, 1e-3, marks=pytest.mark.long),
@@ -281,7 +284,7 @@ def test_learning_from_rewards_stays_on_the_device(name: str, allowed: set[str],
     [
         pytest.param("toy", marks=pytest.mark.long),
         pytest.param("openvla", marks=pytest.mark.long),
-        pytest.param("pi05", marks=pytest.mark.slow),
+        pytest.param("pi05", marks=pytest.mark.long),
         pytest.param("imagined", marks=pytest.mark.slow),
     ],
 )

@@ -136,7 +136,7 @@ def test_two_context_parallel_processes_equal_one(net: dict[str, Any]) -> None:
             assert torch.allclose(of_two[name], grad, atol=1e-5 * max(1.0, float(grad.abs().max()))), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spread_and_sharded_training_has_the_losses_of_one_process(tmp_path: Path) -> None:
     """Losses alone: the network begins with a velocity of zero, and Adam makes much of gradients that are rounding."""
     layout = {"spread_and_sharded": LAYOUTS["spread_and_sharded"]}

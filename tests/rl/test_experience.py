@@ -59,7 +59,7 @@ STARTS: dict[str, tuple[list[str], list[list[str]]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", [pytest.param(s, marks=pytest.mark.long if s == "shards" else ()) for s in STARTS])
 def test_the_reference_is_what_a_run_started_from(start: str, tmp_path: Path) -> None:
     """Weights of a run without one (supervised, say), in each layout: the distance of a first step is 0."""
     options, afterwards = STARTS[start]

@@ -306,7 +306,7 @@ def _gone_back(root: str, layouts: dict[str, list[str]]) -> dict[str, Back]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_go_back_together(tmp_path: Path) -> None:
     more = ("trainer.max_iter=4", "dataloader_train.batch_size=1", "trainer.grad_accum_iter=2")
     options = [*_with_alarm(1, *BACK), *more]

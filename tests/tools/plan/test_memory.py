@@ -216,6 +216,7 @@ def measured_peak(work: Workload) -> int:
 
 AGIBOT = "predict2_video2world_training_{}_agibot_head_center_fisheye_color"
 ACTIONS = "ac_reason_embeddings_rectified_flow_2b_256_320"  # from weights that know none
+EMA = "model.config.pipe_config.ema.enabled"
 KINDS = ("parameters", "gradients", "optimizer", "ema")
 
 
@@ -228,14 +229,14 @@ def read(experiment: str, num_gpus: int, *overrides: str) -> Workload:
     ("experiment", "world_size", "overrides"),
     [
         (AGIBOT.format("2b"), 8, ()),
-        (AGIBOT.format("14b"), 32, ()),
+        pytest.param(AGIBOT.format("14b"), 32, (), marks=pytest.mark.long),
         (AGIBOT.format("2b"), 8, ("model.config.train_architecture=lora", "model.config.lora_target_modules=q_proj")),
         ("predict2_video2world_lora_training_2b_cosmos_nemo_assets", 4, ("model.config.fsdp_shard_size=2",)),
         (ACTIONS, 8, ("model.config.train_architecture=lora",)),
         ("wan2pt1_i2v_14b_lora_training", 8, ()),
         (AGIBOT.format("tiny"), 1, ()),
         (AGIBOT.format("tiny"), 2, ("optimizer=adamw", "~optimizer.adam_lr", "trainer.distributed_parallelism=ddp")),
-        (AGIBOT.format("2b"), 8, ("optimizer=adamw", "model.config.pipe_config.ema.enabled=False")),
+        pytest.param(AGIBOT.format("2b"), 8, ("optimizer=adamw", f"{EMA}=False"), marks=pytest.mark.long),
     ],
 )
 @pytest.mark.slow
