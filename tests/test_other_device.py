@@ -263,7 +263,7 @@ def test_training_stays_on_the_device(
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
-        pytest.param("reference", WAITS_OF_REWARDS | WAITS_OF_RATIOS, marks=pytest.mark.slow),
+        pytest.param("reference", WAITS_OF_REWARDS | WAITS_OF_RATIOS, marks=pytest.mark.long),
         pytest.param("nft", WAITS_OF_REWARDS, marks=pytest.mark.long),
     ],
 )

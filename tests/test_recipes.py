@@ -134,6 +134,7 @@ def test_the_groot_guide(checkout: Path) -> None:
     assert_same_by_hand(checkout, page, folder, folder.parent)
 
 
+@pytest.mark.long
 def test_the_nemo_guide(checkout: Path) -> None:
     page = "post-training_video2world_cosmos_nemo_assets.md"
     assert "no faults" in follow(checkout, needing(page)[0].replace("--num_frames 93", "--num_frames 12"))
@@ -143,6 +144,7 @@ def test_the_nemo_guide(checkout: Path) -> None:
     assert_same_by_hand(checkout, page, folder, folder)
 
 
+@pytest.mark.long
 def test_the_guide_for_pictures(checkout: Path) -> None:
     (recipe,) = needing("post-training_text2image_cosmos_nemo_assets.md")[:1]
     follow(checkout, recipe.replace("--stride 30", "--stride 5"))

@@ -103,7 +103,7 @@ def _options(recordings: Path, name: str, *options: str) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_stands_still_ends_with_its_falling_rate_and_so_does_a_resumed_one(
     recordings: Path, tmp_path: Path
 ) -> None:

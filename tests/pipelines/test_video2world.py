@@ -301,7 +301,7 @@ def test_ranks_that_share_weights_agree_on_how_often_the_network_runs(
     assert pipe.world._fits_doubled(torch.zeros(1, 16, 3, 4, 4)) == (not is_sharded)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_blocks_sample_what_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled once, and so from then on; without the compiler's own kernels, which take a minute."""
     counts: list[int] = []

@@ -140,8 +140,8 @@ def test_branches_share_an_imagined_history_and_compare_with_the_true_future() -
     assert own.clips == 4 and own.rollout - plain.rollout == passes_of(model.config.own_frames).rollout / 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("nft", marks=pytest.mark.long), "flow_grpo"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["nft", "flow_grpo"])
 def test_a_run_by_rewards_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train(whole, [*options(name), "trainer.max_iter=4"], config=CONFIG) == 0

@@ -251,7 +251,7 @@ def _options(name: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["latents", "shards", "prompts", "frames"])
+@pytest.mark.parametrize("name", [pytest.param("latents", marks=pytest.mark.long), "shards", "prompts", "frames"])
 def test_runs_learn_from_other_data(name: str, folder: Path, tmp_path: Path) -> None:
     options = [item for item in rl_options() if "num_episodes" not in item]
     record = run(tmp_path, *options, *_options(name, folder))[0]

@@ -31,7 +31,7 @@ def seen(num_envs: int = 8) -> Observation:  # fewer decisions for the thousand 
 SHIPPED = [
     ("toy", "float32", dict(noise=0.5)),
     ("toy", "bfloat16", dict(noise=0.5)),
-    pytest.param("openvla", "float32", dict(variant="autoregressive", temperature=0.7), marks=pytest.mark.slow),
+    pytest.param("openvla", "float32", dict(variant="autoregressive", temperature=0.7), marks=pytest.mark.long),
     ("openvla", "bfloat16", dict(variant="oft", temperature=1.6, lora_rank=2)),
     ("pi05", "float32", dict(noise_method="flow_sde", joint_logprob=True)),
     ("pi05", "float32", dict(safe_get_logprob=True, discrete_state_input=True, max_token_len=64)),
