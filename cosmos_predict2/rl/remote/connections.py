@@ -3,6 +3,7 @@
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ class Lost(Exception):
     """The connection is gone, or no reply came in time."""
 
 
-class Connection:
+class Connection(ABC):
     """A server at the address ``name``, which may take ``timeout`` seconds for a reply; ``variable`` of the environment
     holds its token."""
 
@@ -39,9 +40,9 @@ class Connection:
         self.token = os.environ.get(variable, "")
         self.socket: Any = None
 
+    @abstractmethod
     def open(self) -> Any:
-        """What the server states when it is reached."""
-        raise NotImplementedError
+        """Connect, and return what the server states of itself."""
 
     def opened(self, patience: float) -> Any:
         """The same, at the latest after ``patience`` seconds."""

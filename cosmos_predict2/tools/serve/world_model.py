@@ -106,7 +106,7 @@ class ServedWorld:
             return fault_of(error, "world model")
 
     def _call_of(self, env: WorldModelEnv, request: Any) -> Callable[[], Mapping[str, Any]]:
-        """What a request asks for; its words are read here, and nothing is computed yet."""
+        """The call that a request asks for; its words are read here, and nothing is computed yet."""
         name, get = request["call"], request.get
         seed, execute = (None if get(key) is None else int(get(key)) for key in ("seed", "execute"))
         options = {**(get("options") or {}), **({"env_ids": get("env_ids")} if get("env_ids") is not None else {})}
