@@ -70,7 +70,6 @@ def parser(description: str | None, *flags: str, **defaults: Any) -> argparse.Ar
         "quick": dict(action="store_true", help="a small part of the work, for a look"),
         "threads": dict(type=int, help="threads of PyTorch; default: as many as it takes by itself"),
         "rounds": dict(type=int, help="timed rounds"),
-        "device": dict(default="cpu"),
         "experiment": dict(nargs="*"),
         "seeds": dict(nargs="*", type=int),
         "overrides": dict(nargs="*", help="after --: overrides of every run"),
@@ -141,12 +140,6 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 def seconds(run: Callable[[], Any]) -> float:
     return timed(run)[0]
-
-
-def add_numbers(made: argparse.ArgumentParser, **defaults: int) -> None:
-    """Flags that take whole numbers."""
-    for name, default in defaults.items():
-        made.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
 
 
 class Phases:

@@ -244,10 +244,19 @@ def test_a_diffusers_folder_gives_the_same_latents(tmp_path: Path, num_res_block
 @pytest.mark.slow
 def test_diffusers_agrees_with_the_real_architecture() -> None:
     """Names, shapes and numbers of the full depth at a small width, by diffusers' own code."""
-    from benchmarks.tokenizer import diffusers_twin
+    from diffusers import AutoencoderKLWan
 
     tokenizer = WanTokenizer(config=dict(dim=8), allow_random=True)
-    peer = diffusers_twin(tokenizer)
+    config = tokenizer.config
+    peer = AutoencoderKLWan(
+        base_dim=config.dim,
+        z_dim=config.z_dim,
+        num_res_blocks=config.num_res_blocks,
+        dim_mult=list(config.dim_mult),
+        temperal_downsample=list(config.temperal_downsample),
+    ).eval()
+    weights = tokenizer.net.state_dict()
+    peer.load_state_dict({to_diffusers_name(name, config.num_res_blocks): w for name, w in weights.items()})
     video = _video(1, 3, 9, 32, 24)
     mean, _ = tokenizer.encode_moments(video)
     with torch.no_grad():
