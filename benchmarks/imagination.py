@@ -20,7 +20,7 @@ published way (`benchmarks.rollout`'s first) has all environments in a batch.
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,21 +62,20 @@ WAYS = {
 }
 
 
-Parts = Iterator[tuple[str, Any, str]]  # what is timed: the part, an object and its method
 PARTS = ("policy", "encode", "imagine", "decode", "reward", "update")
 
 
 class Loop:
     """Iterations of a policy in an environment, as the trainer makes them, with the seconds of their parts."""
 
-    def __init__(self, policy: Any, env: Any, groups: int, rl: VLARLConfig, parts: Callable[[Any], Parts]) -> None:
+    def __init__(self, policy: Any, env: Any, groups: int, rl: VLARLConfig) -> None:
         self.model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, eval_env=L(ToyEnv)(num_envs=1), rl=rl))
         self.model.to(machine.device_and_dtype()[0]).train()
         trials = torch.arange(groups)
         self.starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-6)
         self.shares = machine.Phases()
-        for part, holder, name in parts(self.model):
+        for part, holder, name in parts_of(self.model):
             self.shares.watch(part, holder, name)
         self.iterate = self.shares.timed("update", self._iterate)
         self.iterate()  # warm
@@ -99,7 +98,8 @@ def imagined(way: str, num_envs: int, num_steps: int) -> WorldModelEnv:
     return WorldModelEnv(imagination, ToyStarts(), reward, num_envs, num_steps, scoring=scoring, sampling=sampling)
 
 
-def parts_of(model: Any) -> Parts:
+def parts_of(model: Any) -> Iterator[tuple[str, Any, str]]:
+    """The part of each method that is timed, the object that has it, and its name."""
     imagination = model.env.imagination
     yield "policy", model.net, "act"
     yield "encode", imagination.world, "given_latents"
@@ -113,7 +113,7 @@ def measure(num_envs: int, num_steps: int, members: int, rounds: int) -> None:
     rl = VLARLConfig(group_size=members, updates=4, minibatches=4)
     envs = {way: L(imagined)(way=way, num_envs=num_envs, num_steps=num_steps) for way in WAYS}
     policy = L(ToyPolicy)(path=tiny_policy_path())
-    loops = {way: Loop(policy, env, num_envs // members, rl, parts_of) for way, env in envs.items()}
+    loops = {way: Loop(policy, env, num_envs // members, rl) for way, env in envs.items()}
     success = {way: loop.model.source.collect(loop.model.starts(loop.starts)).success_E for way, loop in loops.items()}
     for loop in loops.values():
         loop.shares.seconds.clear()
