@@ -22,53 +22,32 @@ from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-TOY = "toy"
-STEPS, TOY_MINUTES = 400, 20.0
+STEPS = 400
 MOST_WINDOWS = 768  # of 13 pictures, which are held in memory
 
 _EPILOG = """\
 examples:
   python -m scripts.fit_tiny_tokenizer --data datasets/my_robot --split split.json --out my_tokenizer.safetensors
   python -m scripts.fit_tiny_tokenizer --data datasets/my_robot --measure tiny --out outputs/shipped.json
-  python -m scripts.fit_tiny_tokenizer --out outputs/tiny.safetensors --minutes 20    # as the shipped one was made
-
-Without --data the tokenizer is fitted to the toy world and to made-up textures; no photograph is used.
 """
 
 parser = command_line.parser("scripts.fit_tiny_tokenizer", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add("--out", required=True, type=command_line.local_output, metavar="FILE", help="weights to write (.safetensors)")
-add("--data", default=TOY, metavar="DATA", help="the folder of recordings, or toy")
-add("--minutes", type=float, default=None, help="length of training by the clock (of recordings: of the processor)")
+add("--data", required=True, metavar="DATA", help="the folder of recordings")
+add("--minutes", type=float, default=None, help="length of training by the processor's clock, in place of --steps")
 add("--seed", type=command_line.at_least(0), default=0, help="of data and start")
-toy = parser.add_argument_group("the toy world").add_argument
-toy("--width", type=count, default=80, help="of the hidden layers")
-toy("--num_blocks", type=count, default=2, help="blocks of each coder")
-own = parser.add_argument_group("recordings").add_argument
-own("--split", default="", metavar="FILE", help="which episodes are held out (scripts.split_recordings)")
-own("--steps", type=count, default=STEPS, help="of the optimizer")
-own("--start", default="", metavar="FILE", help="weights to begin with, or components (default: those that ship)")
-own("--camera", default=None, help="of several, the one to look at")
-own("--video_size", type=count, nargs=2, default=None, metavar=("H", "W"), help="(default: at most 64, in their shape)")
-own("--measure", default="", metavar="TOKENIZER", help="fit nothing: measure this file, tiny, or a Wan checkpoint")
-own("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
-own("--reward", default="", metavar="PATH", help="also compare what this reward model sees")
+add("--split", default="", metavar="FILE", help="which episodes are held out (scripts.split_recordings)")
+add("--steps", type=count, default=STEPS, help="of the optimizer")
+add("--start", default="", metavar="FILE", help="weights to begin with, or components (default: those that ship)")
+add("--camera", default=None, help="of several, the one to look at")
+add("--video_size", type=count, nargs=2, default=None, metavar=("H", "W"), help="(default: at most 64, in their shape)")
+add("--measure", default="", metavar="TOKENIZER", help="fit nothing: measure this file, tiny, or a Wan checkpoint")
+add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+add("--reward", default="", metavar="PATH", help="also compare what this reward model sees")
 
 
 def run(args: argparse.Namespace) -> None:
-    from cosmos_predict2.tokenizers.tiny import PATCH
-
-    if args.minutes is not None and args.minutes < 0:
-        raise ConfigError(f"--minutes {args.minutes:g}: a number of at least 0.")
-    if args.video_size and any(length % PATCH for length in args.video_size):
-        height, width = args.video_size
-        raise ConfigError(f"--video_size {height} {width}: height and width are multiples of {PATCH} pixels.")
-    if not args.measure and Path(args.out).suffix == ".json":
-        raise ConfigError(f"--out {args.out}: weights are written there, and their figures as .json beside them.")
-    (_toy if args.data == TOY else _recordings)(args)
-
-
-def _recordings(args: argparse.Namespace) -> None:
     from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes, read_windows
     from cosmos_predict2.data.lerobot.info import VAL_FRACTION, held_out
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
@@ -77,8 +56,16 @@ def _recordings(args: argparse.Namespace) -> None:
     from cosmos_predict2.evaluation.metrics import tokenizer_quality as quality
     from cosmos_predict2.rl.rewards.resnet import ResnetReward
     from cosmos_predict2.tokenizers import tiny_fit
-    from cosmos_predict2.tokenizers.tiny import SHIPPED
+    from cosmos_predict2.tokenizers.tiny import PATCH, SHIPPED
     from cosmos_predict2.world_model.assembly import device_of
+
+    if args.minutes is not None and args.minutes < 0:
+        raise ConfigError(f"--minutes {args.minutes:g}: a number of at least 0.")
+    if args.video_size and any(length % PATCH for length in args.video_size):
+        height, width = args.video_size
+        raise ConfigError(f"--video_size {height} {width}: height and width are multiples of {PATCH} pixels.")
+    if not args.measure and Path(args.out).suffix == ".json":
+        raise ConfigError(f"--out {args.out}: weights are written there, and their figures as .json beside them.")
 
     device = device_of(args.device)
     episodes = open_episodes(Path(args.data), camera=args.camera)
@@ -138,18 +125,6 @@ def _tokenizer(path: str, device: str) -> Any:
 
     tokenizer = WanTokenizer(path) if path.endswith(".pth") else TinyTokenizer(None if path == "tiny" else path)
     return tokenizer.to(device)
-
-
-def _toy(args: argparse.Namespace) -> None:
-    from cosmos_predict2.tokenizers.tiny_fit import write
-    from cosmos_predict2.tokenizers.tiny_toy_world import SIZES, fit_to_toy_world, psnr_of_fresh_clips
-
-    minutes = TOY_MINUTES if args.minutes is None else args.minutes
-    net, steps = fit_to_toy_world(minutes * 60, args.seed, args.width, args.num_blocks)
-    figures = {f"psnr_toy_world_{size}": f"{psnr_of_fresh_clips(net, size):.1f}" for size in SIZES}
-    metadata = {**_made(args, steps), **figures}
-    write(args.out, net, metadata)
-    print(f"{args.out}: {Path(args.out).stat().st_size / 1e3:.0f} kB, {metadata}")
 
 
 def _made(args: argparse.Namespace, steps: int) -> dict[str, str]:

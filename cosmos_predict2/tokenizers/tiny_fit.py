@@ -9,9 +9,8 @@ Latents are centred for each channel and divided by one deviation, which is the 
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,17 +28,6 @@ CODE_NOISE = 0.03  # of latents with unit variance: what a model generates is ne
 COMPONENTS = "components"
 REPORT_EVERY = 200  # steps, after which latents are centred and scaled anew
 
-Share = tuple[Tensor, float]  # pictures [N, frames * 3, H, W] in [-1, 1], and their weight in the loss
-Turn = Callable[[int, int], Sequence[Share]]  # of a step and of how many frames are coded together
-
-
-class FitClips(Protocol):
-    """Clips to learn from."""
-
-    def batch(self, num: int, num_frames: int, draws: np.random.Generator) -> Tensor:
-        """[num, num_frames * 3, H, W] in [-1, 1]: consecutive frames from anywhere."""
-        ...
-
 
 @dataclass(frozen=True)
 class Frames:
@@ -48,6 +36,7 @@ class Frames:
     pictures_N_F_H_W_C: np.ndarray  # uint8
 
     def batch(self, num: int, num_frames: int, draws: np.random.Generator) -> Tensor:
+        """[num, num_frames * 3, H, W] in [-1, 1]: consecutive frames from anywhere."""
         count, length = self.pictures_N_F_H_W_C.shape[:2]
         rows = draws.integers(count, size=num)
         starts = draws.integers(length - num_frames + 1, size=num)
@@ -81,18 +70,13 @@ def coders(net: TinyAutoencoder) -> list[tuple[PatchCoder, int]]:
 
 
 @torch.no_grad()
-def start_from_components(
-    net: TinyAutoencoder, draw: Callable[[int], tuple[Sequence[Tensor], Sequence[Tensor]]]
-) -> None:
-    """Principal components of patches. ``draw`` gives pictures of so many frames: those about whose mean the codes
-    are, and others; each kind counts by its own variance."""
+def start_from_components(net: TinyAutoencoder, frames: Frames, draws: np.random.Generator) -> None:
+    """Principal components of the patches of these pictures."""
     for coder, num_frames in coders(net):
-        own, others = ([_patches(pictures) for pictures in kind] for kind in draw(num_frames))
-        mean = torch.cat([part.mean(0, keepdim=True) for part in own]).mean(0)
-        covariance = torch.zeros(mean.shape[0], mean.shape[0], dtype=torch.float64)
-        for part in (*own, *others):
-            centred = part - mean
-            covariance += centred.T @ centred / centred.square().sum()
+        patches = _patches(frames.batch(512, num_frames, draws))
+        mean = patches.mean(0)
+        centred = patches - mean
+        covariance = centred.T @ centred / centred.square().sum()
         components = torch.linalg.eigh(covariance).eigenvectors[:, -LATENT_CHANNELS:].flip(1).T
         # A still group has twice the length of its frame as a vector: the gain makes both kinds of codes alike.
         coder.set_linear(mean.float(), components.float(), gain=num_frames**-0.5)
@@ -104,18 +88,17 @@ def _patches(pictures_N_C_H_W: Tensor) -> Tensor:
 
 def train(
     net: TinyAutoencoder,
-    turn: Turn,
-    scaled_by: FitClips,
+    frames: Frames,
     draws: np.random.Generator,
     length: Length,
     report: Callable[[int, float, list[float]], None],
 ) -> int:
     """Number of steps taken; the learning rate falls to zero at the end.
 
-    Now and then ``report`` gets the step, the part of the way, and decibels of each kind of pictures.
+    Now and then ``report`` gets the step, the part of the way, and decibels of single frames and of groups.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99))
-    set_scale(net, scaled_by, draws)
+    set_scale(net, frames, draws)
     part_of, step = length.begin(), 0
     while (part := part_of(step)) < 1:
         warm = min(1.0, (step + 1) / 100)
@@ -123,31 +106,29 @@ def train(
             group["lr"] = LEARNING_RATE * warm * (0.5 + 0.5 * math.cos(math.pi * part))
         loss, decibels = torch.zeros((), device=net.scale.device), []
         for coder, num_frames in coders(net):
-            for drawn, share in turn(step, num_frames):
-                pictures = drawn.to(net.scale.device)
-                codes = coder.encode(pictures)
-                noisy = codes + torch.randn_like(codes) * CODE_NOISE * net.scale
-                error = (coder.decode(noisy) - pictures).square().mean()
-                # The logarithm weighs decibels alike, whether a kind of picture is easy or hard.
-                loss = loss + share * error.log()
-                decibels.append(10 * math.log10(4 / error.item()))
+            pictures = frames.batch(BATCH, num_frames, draws).to(net.scale.device)
+            codes = coder.encode(pictures)
+            noisy = codes + torch.randn_like(codes) * CODE_NOISE * net.scale
+            error = (coder.decode(noisy) - pictures).square().mean()
+            loss = loss + error.log()  # which weighs decibels alike, whether a kind of picture is easy or hard
+            decibels.append(10 * math.log10(4 / error.item()))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
         optimizer.step()
         if step % REPORT_EVERY == 0:
-            set_scale(net, scaled_by, draws)
+            set_scale(net, frames, draws)
             report(step, part, decibels)
         step += 1
     return step
 
 
 @torch.no_grad()
-def set_scale(net: TinyAutoencoder, source: FitClips, draws: np.random.Generator) -> None:
+def set_scale(net: TinyAutoencoder, frames: Frames, draws: np.random.Generator) -> None:
     """Centre each channel of the codes, and give all of them together unit variance on these pictures."""
     spreads = []
     for i, (coder, num_frames) in enumerate(coders(net)):
-        pictures = source.batch(256, num_frames, draws).to(net.scale.device)
+        pictures = frames.batch(256, num_frames, draws).to(net.scale.device)
         codes = coder.encode(pictures).permute(0, 2, 3, 1).flatten(0, 2)
         net.centre[i] = codes.mean(0)
         spreads.append(codes.var(0).mean())
@@ -175,9 +156,6 @@ def write(path: str, net: TinyAutoencoder, metadata: dict[str, str]) -> None:
     storage.write_bytes(path, save(state, metadata))
 
 
-# ---- recordings ------------------------------------------------------------------------------------------------------
-
-
 def fit(
     frames: Frames,
     length: Length,
@@ -195,10 +173,10 @@ def fit(
     torch.manual_seed(seed)
     if start == COMPONENTS:
         net = TinyAutoencoder()
-        start_from_components(net, lambda num_frames: ([frames.batch(512, num_frames, draws)], []))
+        start_from_components(net, frames, draws)
     else:
         net = load(start)
     net.to(device).requires_grad_(True)
-    steps = train(net, lambda step, n: [(frames.batch(BATCH, n, draws), 1.0)], frames, draws, length, report)
+    steps = train(net, frames, draws, length, report)
     set_scale(net, frames, draws)
     return net.requires_grad_(False), steps
