@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.samples import place_of
 from imaginaire import random
 from imaginaire.data import workers
 from imaginaire.data.stream import ResumableLoader, with_positions
@@ -122,46 +121,6 @@ class Orders:
             generator = random.generator(seed, epoch, f"mixing/{self._names[which]}")
             known = self._permutations[which] = (seed, epoch, torch.randperm(size, generator=generator))
         return int(known[2][place])
-
-
-class MixedDataset(Dataset[Any]):
-    """Samples of several data sets, interleaved by ratio; for any loader.
-
-    Item i is turn i. ``length`` is by default so long that every sample of every data set occurs at least once, and
-    those of a data set that is short for its ratio several times.
-    """
-
-    def __init__(
-        self,
-        datasets: Mapping[str, Any] | Sequence[Any],
-        ratios: Mapping[str, float] | Sequence[float],
-        *,
-        seed: int = 0,
-        length: int | None = None,
-        keys: Sequence[str] | None = None,
-    ) -> None:
-        self.members = Joined(datasets, keys=keys)
-        self._turns = Turns(_in_order(ratios, self.members.names))
-        self._orders = Orders(self.members.sizes, self.members.names, shuffle=True)
-        self._seed = seed
-        if length is not None and length < 1:
-            raise ConfigError(f"length={length}; a data set has at least one sample.")
-        self._length = self._turns.covering(self.members.sizes) if length is None else length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def source(self, index: int) -> tuple[str, int]:
-        """Name of the data set that item ``index`` comes from, and its index there."""
-        which, place = self._place(index)
-        return self.members.names[which], place
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.members[self._place(index)]
-
-    def _place(self, index: int) -> tuple[int, int]:
-        which, turn = self._turns[place_of(index, len(self))]
-        return which, self._orders.index(self._seed, which, turn)
 
 
 class MixedLoader(ResumableLoader):

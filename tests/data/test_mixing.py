@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.loaders import get_sampler
-from cosmos_predict2.data.mixing import MixedDataset, MixedLoader, Turns
+from cosmos_predict2.data.mixing import Joined, MixedLoader, Turns
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from imaginaire.data.stream import DataStream, ResumableLoader, open_pass
 from imaginaire.distributed import parallel
@@ -54,8 +54,9 @@ def read(batches: list[Any]) -> list[tuple[str, int, float]]:
     ]
 
 
-def first_two(dataset: MixedDataset) -> list[dict[str, Any]]:
-    return [dataset[0], dataset[1]]
+def first_of_both(datasets: Any, **options: Any) -> list[dict[str, Any]]:
+    members = Joined(datasets, **options)
+    return [members[0, 0], members[1, 0]]
 
 
 @pytest.mark.parametrize("ratios", [[1], [1, 1], [3, 1], [0.7, 0.2, 0.1], [5, 3, 3, 2, 1], [1 / 3, 2 / 3], [99, 1]])
@@ -70,30 +71,19 @@ def test_every_beginning_has_each_share_to_less_than_one(ratios: list[float]) ->
             assert abs(count - (turn + 1) * ratio / sum(ratios)) < 1
 
 
-def test_a_data_set_is_gone_through_whole_before_it_is_begun_again() -> None:
-    mixed = MixedDataset({"a": Rows(6), "b": Rows(4)}, {"b": 2, "a": 1})
-    assert len(mixed) == 18, "rounds of three until all six of a were read"
-    assert {mixed[i]["dataset_name"] for i in range(3)} == {"a", "b"}
-    places = [mixed.source(i) for i in range(len(mixed))]
-    assert places == [mixed.source(i) for i in reversed(range(len(mixed)))][::-1], "a function of the index alone"
-    of_b = [index for name, index in places if name == "b"]
-    assert sorted(index for name, index in places if name == "a") == list(range(6))
-    assert [sorted(of_b[i : i + 4]) for i in (0, 4, 8)] == [[0, 1, 2, 3]] * 3
-    assert of_b[:4] != of_b[4:8] or of_b[4:8] != of_b[8:], "the next epoch has another order"
-    for i, (name, index) in enumerate(places):
-        assert mixed[i]["dataset_name"] == name and int(mixed[i]["row"][0]) == index
-    with pytest.raises(IndexError):
-        mixed[18]
-    assert int(mixed[-1]["row"][0]) == int(mixed[17]["row"][0])
+def test_a_mixture_of_samples_resumes_exactly() -> None:
+    def build() -> MixedLoader:
+        return MixedLoader({"a": Rows(6), "b": Rows(4)}, [1, 2], batch_size=3, by="sample", num_workers=2)
 
-
-def test_a_mixed_data_set_works_with_the_resumable_loader() -> None:
-    loader = ResumableLoader(MixedDataset({"a": Rows(6), "b": Rows(4)}, [1, 2]), batch_size=3, num_workers=2)
-    whole, _ = take(loader, 12)
-    first, state = take(loader, 5)
-    rest, _ = take(loader, 7, state)
+    whole, _ = take(build(), 12)
+    first, state = take(build(), 5)
+    rest, _ = take(build(), 7, state)
     assert read(first + rest) == read(whole)
-    assert Counter(name for name, _, _ in read(whole)) == {"a": 12, "b": 24}, "two passes"
+    rows = {name: [row for which, row, _ in read(whole) if which == name] for name in "ab"}
+    assert [sorted(rows["a"][i : i + 6]) for i in (0, 6)] == [[*range(6)]] * 2, "two passes"
+    passes = [rows["b"][i : i + 4] for i in range(0, 24, 4)]
+    assert all(sorted(one) == [*range(4)] for one in passes), "whole before it is begun again"
+    assert len({tuple(one) for one in passes}) > 1, "in another order"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -157,18 +147,16 @@ def test_a_pass_reads_everything_in_order_and_always_alike() -> None:
 
 
 def test_data_sets_that_do_not_fit_together_are_named() -> None:
-    larger = MixedDataset({"small": Rows(4), "large": Rows(4, width=3)}, [1, 1])
     with pytest.raises(DataError, match="'small'"):
-        first_two(larger)
+        first_of_both({"small": Rows(4), "large": Rows(4, width=3)})
     with pytest.raises(DataError, match=r"row is \[3\] in the first and \[2\]"):
-        first_two(MixedDataset({"large": Rows(4, width=3), "small": Rows(4)}, [1, 1]))
+        first_of_both({"large": Rows(4, width=3), "small": Rows(4)})
     captioned = {"plain": Rows(4), "captioned": Rows(4, caption="text")}
     with pytest.raises(DataError, match="only the second: caption"):
-        first_two(MixedDataset(captioned, [1, 1]))
-    kept = MixedDataset(captioned, [1, 1], keys=["row"])
-    assert [sorted(item) for item in first_two(kept)] == [["dataset_name", "row"]] * 2
+        first_of_both(captioned)
+    assert [sorted(item) for item in first_of_both(captioned, keys=["row"])] == [["dataset_name", "row"]] * 2
     with pytest.raises(DataError, match="'plain'"):
-        first_two(MixedDataset(captioned, [1, 1], keys=["caption"]))
+        first_of_both(captioned, keys=["caption"])
     loader = MixedLoader({"small": Rows(4), "large": Rows(4, width=3)}, [1, 1], by="sample", num_workers=1)
     with pytest.raises(DataError, match="cannot be mixed sample by sample"):
         take(loader, 4)
@@ -188,16 +176,16 @@ def test_data_sets_that_do_not_fit_together_are_named() -> None:
 )
 def test_wrong_ratios_are_errors(ratios: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        MixedDataset({"a": Rows(2), "b": Rows(2)}, ratios)
+        MixedLoader({"a": Rows(2), "b": Rows(2)}, ratios)
 
 
 def test_wrong_data_sets_are_errors() -> None:
     with pytest.raises(DataError, match="'b'"):
-        MixedDataset({"a": Rows(2), "b": Rows(0)}, [1, 1])
+        MixedLoader({"a": Rows(2), "b": Rows(0)}, [1, 1])
     with pytest.raises(ConfigError, match="at least one"):
-        MixedDataset({}, [])
+        MixedLoader({}, [])
     with pytest.raises(ConfigError, match="'a'"):
-        MixedDataset({"a": 3}, [1])
+        MixedLoader({"a": 3}, [1])
     with pytest.raises(ConfigError, match="by='clip'"):
         MixedLoader([Rows(2)], [1], by="clip")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="by='batch'"):
