@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     if args.append and args.base:
         raise ConfigError(f"--base {args.base} begins a new data set: leave it out, or --append.")
     given = {name: getattr(args, name) for name in ("max_steps", "image_size", "render")}
-    suite = suites.find(args.suite, args.tasks, **given, **({"split": "train"} if args.suite == suites.TOY else {}))
+    suite = suites.find(args.suite, args.tasks, **given, **({"split": "train"} if args.suite in suites.TOYS else {}))
     policy, card = find_policy(args.policy, options=command_line.key_values(args.options, "--options"))
     if hasattr(policy, "to"):
         policy.to(device)

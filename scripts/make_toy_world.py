@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 
 from cosmos_predict2.tools.prepare.toy_folder import FORMS, ToyFolder, write_folder
 from cosmos_predict2.toy_world.episodes import MIXES
-from cosmos_predict2.toy_world.physics import SETTINGS, TASKS
+from cosmos_predict2.toy_world.physics import ALL_TASKS, SETTINGS
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -46,8 +46,8 @@ add("--fps", type=float, default=default.fps, help="frames per second of the vid
 add("--seed", type=int, default=default.seed, help="another seed, other episodes")
 drivers = "who drives: experts, or those of all skills with the ring elsewhere, so that only actions decide"
 add("--mix", choices=tuple(MIXES), default=default.mix, help=drivers)
-of_tasks = f"of which episodes are; one or several of {', '.join(TASKS)} (default: {' '.join(default.tasks)})"
-add("--tasks", nargs="+", choices=tuple(TASKS), default=list(default.tasks), metavar="TASK", help=of_tasks)
+of_tasks = f"of which episodes are; one or several of {', '.join(ALL_TASKS)} (default: the setting's own)"
+add("--tasks", nargs="+", choices=tuple(ALL_TASKS), metavar="TASK", help=of_tasks)
 add("--setting", choices=tuple(SETTINGS), default=default.setting, help="difficulty")
 add("--action_dim", type=int, choices=(4, 7), default=default.action_dim, help="numbers per action (default: 4)")
 add("--val_fraction", type=float, default=default.val_fraction, help="share of the episodes that goes to val/")
@@ -62,9 +62,10 @@ def run(args: argparse.Namespace) -> None:
     import attrs
 
     values = {field.name: getattr(args, field.name) for field in attrs.fields(ToyFolder)}
-    size = SETTINGS[args.setting].size if args.size is None else args.size
+    setting = SETTINGS[args.setting]
+    size = setting.size if args.size is None else args.size
     try:
-        settings = ToyFolder(**values | {"tasks": tuple(args.tasks), "size": size})
+        settings = ToyFolder(**values | {"tasks": tuple(args.tasks or [setting.task]), "size": size})
     except ConfigError:
         raise
     except ValueError as error:  # a number out of its range

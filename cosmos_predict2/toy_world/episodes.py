@@ -28,6 +28,7 @@ from cosmos_predict2.toy_world.physics import (
     PUCK_RADIUS,
     PUCK_X,
     PUCK_Y,
+    SETTINGS,
     STATE_SIZE,
     STILL,
     THINGS,
@@ -52,7 +53,7 @@ from cosmos_predict2.toy_world.physics import (
     success,
     uses_grip,
 )
-from cosmos_predict2.toy_world.rendering import Picture, render
+from cosmos_predict2.toy_world.rendering import Picture, render, render_wrist
 
 DRIVERS = ("expert", "noisy", "push", "wander")
 
@@ -162,7 +163,7 @@ def _perform(
     action = numpy.zeros((len(states), 3))
     place = _targets(states, tasks)
     number = numpy.array([task.target for task in tasks])
-    for name, act in (("push", _push), ("carry", _carry), ("touch", _touch)):
+    for name, act in (("push", _push), ("carry", _carry), ("touch", _touch), ("reach", _reach)):
         own = numpy.array(verbs) == name  # rows with this verb
         if own.any():
             action[own] = act(states[own], place[own], number[own], aim[own], error[own], setting)
@@ -210,9 +211,15 @@ def _touch(states: Floats, place: Floats, number: Floats, aim: Floats, error: Fl
     return _with_grip(_limited(motion, setting), -1.0)
 
 
+def _reach(states: Floats, place: Floats, number: Floats, aim: Floats, error: Floats, setting: Setting) -> Floats:
+    """Go to the aim."""
+    return _with_grip(_limited(_turn(aim - states[:, GRIPPER], error), setting), -1.0)
+
+
 def _targets(states: Floats, tasks: Sequence[Task]) -> Floats:
     number = numpy.array([task.target for task in tasks])
-    return numpy.where(number[:, None] == 0, states[:, object_position(0)], states[:, object_position(1)])
+    place = numpy.where(number[:, None] == 0, states[:, object_position(0)], states[:, object_position(1)])
+    return numpy.where(numpy.array([task.verb == "reach" for task in tasks])[:, None], states[:, GOAL], place)
 
 
 def _approach(states: Floats, place: Floats, distance: Floats) -> Floats:
@@ -301,8 +308,14 @@ class Episodes:
         return len(self.states)
 
     def render(self, i: int, start: int = 0, stop: int | None = None) -> Picture:
-        """Frames start ... stop - 1 of episode i, uint8 [F, H, W, 3]."""
-        return render(self.states[i, start:stop], self.size)
+        """Frames start ... stop - 1 of episode i, uint8 [F, H, W, 3], of the camera above."""
+        return render(self.states[i, start:stop], self.size, SETTINGS[self.setting].cover)
+
+    def cameras(self, i: int, start: int = 0, stop: int | None = None) -> dict[str, Picture]:
+        """The same of each camera; where the table has a cover, there are two."""
+        has_cover = SETTINGS[self.setting].cover is not None
+        wrist = {"wrist": render_wrist(self.states[i, start:stop], self.size)} if has_cover else {}
+        return {"front": self.render(i, start, stop), **wrist}
 
     def travel(self, num_steps: int) -> Floats:
         """Distance of the object that gets furthest, in each window of so many steps: [N, T + 1 - num_steps]."""
@@ -354,7 +367,7 @@ def make_episodes(
 
     share = mix.ring_elsewhere if ring_elsewhere is None else ring_elsewhere
     is_elsewhere = draws[:, 1] < share  # the ring stops and moves nothing, so it may be drawn anew
-    path[is_elsewhere, :, GOAL] = random_spot(draws[is_elsewhere, 2:4], size)[:, None]
+    path[is_elsewhere, :, GOAL] = random_spot(draws[is_elsewhere, 2:4], size, constants.goal_margin)[:, None]
     groups = by_task(todo)
     left = distance(path, path[:, 0], groups)
     done = success(path, left, groups, constants)
@@ -377,7 +390,10 @@ def make_episodes(
 
 
 def caption(states: Floats, task: Task, is_success: bool, driver: str, uniform: float) -> str:
-    """The sentence for an episode's states [steps + 1, 10]; ``uniform`` in [0, 1) chooses among wordings."""
+    """The sentence for an episode's states [steps + 1, 10]; ``uniform`` in [0, 1) chooses among wordings. A reach moves
+    nothing: it has that of its task."""
+    if task.verb == "reach":
+        return task.sentence
     number = _subject(states, task, is_success)
     thing = THINGS[number]
     x, y = PUCK_X + 2 * number, PUCK_Y + 2 * number

@@ -66,6 +66,14 @@ class Setting:
     success_distance: float
     num_steps: int  # of an episode
     behind: float  # how far off the line to the goal the expert still pushes
+    cover: int | None = None  # width of the rim that a cover leaves free: what lies under it is hidden from above
+    task: str = "push_puck"  # unless another one is asked for
+
+    @property
+    def goal_margin(self) -> float:
+        """Distance of a ring's centre to the walls, at least: a cover hides all of it."""
+        hidden = 0.0 if self.cover is None else self.cover + RING_RADIUS + RING_WIDTH / 2 + 1.0
+        return max(OBJECT_MARGIN, hidden)
 
 
 SETTINGS = {
@@ -88,6 +96,18 @@ SETTINGS = {
         success_distance=4.5,
         num_steps=36,
         behind=4.0,
+    ),
+    "covered": Setting(  # a camera at the wrist sees what the one above does not
+        size=48,
+        speed=1.5,
+        friction=2.5,
+        goal_distance=(6.0, 14.0),
+        gripper_clearance=(1.0, 8.0),
+        success_distance=4.0,
+        num_steps=24,
+        behind=5.0,
+        cover=2,
+        task="reach_ring",
     ),
 }
 SMALLEST_SIZE = 40
@@ -336,13 +356,15 @@ _GIVE_UP = 400
 class Task:
     """One thing to do to one object, with the other object beside it or not."""
 
-    verb: str  # push, carry or touch
+    verb: str  # push, carry, touch or reach
     target: int  # number of the object
     is_crowded: bool = False
 
     @property
     def sentence(self) -> str:
         thing = THINGS[self.target]
+        if self.verb == "reach":
+            return "reach the green ring"
         return f"touch the {thing}" if self.verb == "touch" else f"{self.verb} the {thing} to the green ring"
 
 
@@ -356,12 +378,13 @@ TASKS = {
     "choose_puck": Task("push", _PUCK, is_crowded=True),
     "choose_box": Task("push", _BOX, is_crowded=True),
 }
+ALL_TASKS = TASKS | {"reach_ring": Task("reach", _PUCK)}  # the last with no object on the table
 
 
 def find_tasks(names: Sequence[str]) -> list[Task]:
     if isinstance(names, str) or not names:
         raise ValueError(f"The toy world's tasks are a list of names, at least one; got {names!r}.")
-    return [TASKS[find("task", name, TASKS)] for name in names]
+    return [ALL_TASKS[find("task", name, ALL_TASKS)] for name in names]
 
 
 def uses_grip(tasks: Sequence[Task]) -> bool:
@@ -392,6 +415,7 @@ def lay_table(generators: Sequence[Generator], tasks: Sequence[Task], setting: S
     pending = numpy.arange(len(tasks))
     for _ in range(_GIVE_UP):
         if pending.size == 0:
+            states[[task.verb == "reach" for task in tasks], PUCK_X : BOX_Y + 1] = PARKED
             return to_grid(states)
         draws = numpy.stack([generators[i].random((_TRIES, 8)) for i in pending.tolist()])
         tried, is_good = _try(draws, target[pending, None], is_crowded[pending, None], setting, size)
@@ -402,9 +426,9 @@ def lay_table(generators: Sequence[Generator], tasks: Sequence[Task], setting: S
     raise ValueError(f"The toy world found no room for these things on a table of size {size}; take a larger size.")
 
 
-def random_spot(uniform: Floats, size: int) -> Floats:
+def random_spot(uniform: Floats, size: int, margin: float = OBJECT_MARGIN) -> Floats:
     """A place [N, 2] for a goal, from two uniform numbers."""
-    return to_grid(OBJECT_MARGIN + uniform * (size - 2 * OBJECT_MARGIN))
+    return to_grid(margin + uniform * (size - 2 * margin))
 
 
 def _try(
@@ -435,7 +459,7 @@ def _try(
         return (points.min(axis=-1) >= margin) & (points.max(axis=-1) <= size - margin)
 
     room_behind = place - (reach + 0.5)[..., None] * ahead  # where the gripper must fit to push towards the goal
-    is_good = within(goal, OBJECT_MARGIN) & within(gripper, GRIPPER_MARGIN) & within(room_behind, GRIPPER_RADIUS)
+    is_good = within(goal, setting.goal_margin) & within(gripper, GRIPPER_MARGIN) & within(room_behind, GRIPPER_RADIUS)
     is_good &= gap_to_target(gripper, place, target) >= 0.7 * least
     is_good &= ~is_crowded | _is_out_of_the_way(other, place, goal, gripper, away)
 
@@ -460,7 +484,8 @@ def _is_out_of_the_way(other: Floats, place: Floats, goal: Floats, gripper: Floa
 def distance(states: Floats, start: Floats, groups: Groups) -> Floats:
     """Pixels that are left to do in states [N, ..., 10] of episodes that began in ``start`` [N, 10].
 
-    From object to goal; for a touch from gripper to object, or how far it was shoved if that is too far.
+    From object to goal, for a reach from gripper to goal; for a touch from gripper to object, or how far it was shoved
+    if that is too far.
     """
     left = numpy.empty(states.shape[:-1])
     for task, who in groups:
@@ -472,6 +497,7 @@ def distance(states: Floats, start: Floats, groups: Groups) -> Floats:
             free = gap(s[..., GRIPPER_X], s[..., GRIPPER_Y], s[..., x], s[..., y], task.target)
             left[who] = numpy.where(shoved > STILL, shoved, numpy.maximum(free, 0.0))
         else:
+            x, y = (GRIPPER_X, GRIPPER_Y) if task.verb == "reach" else (x, y)
             left[who] = numpy.hypot(s[..., x] - s[..., GOAL_X], s[..., y] - s[..., GOAL_Y])
     return left
 

@@ -39,17 +39,28 @@ Picture = NDArray[numpy.uint8]
 SOFTNESS = 1.8  # width of the linear ramp at an edge
 NUM_PHASES = 8
 PAD = 16  # around the picture: a sprite that is out of sight lies in it
+COVER = (150, 120, 90)
+_RIM = 8  # of the picture at the wrist, cut off: with PAD wider than any sprite, so that none reaches in from outside
 
 _OVER_THE_EDGE = 100.0
 
 
-def render(states: Floats, size: int) -> Picture:
-    """uint8 [..., size, size, 3], RGB, of states [..., 10]."""
+def render(states: Floats, size: int, cover: int | None = None) -> Picture:
+    """uint8 [..., size, size, 3], RGB, of states [..., 10]; a cover hides all but the gripper and a rim so wide."""
     rows = states.reshape(-1, states.shape[-1])
     canvas = table(rows, size)
-    draw_things(canvas, rows, size)
+    draw_things(canvas, rows, size, cover)
     inside = canvas[:, PAD : PAD + size, PAD : PAD + size]
     return numpy.ascontiguousarray(inside).reshape(*states.shape[:-1], size, size, 3)
+
+
+def render_wrist(states: Floats, size: int) -> Picture:
+    """uint8 [..., size, size, 3] from below a cover: the table around the gripper, as a camera that moves with it sees
+    it. Beyond the walls all looks like the table."""
+    moved = states.copy()
+    for column in (PUCK_X, BOX_X, GOAL_X, GRIPPER_X):  # the gripper last
+        moved[..., column : column + 2] += size / 2 + _RIM - moved[..., GRIPPER_X : GRIPPER_X + 2]
+    return numpy.ascontiguousarray(render(moved, size + 2 * _RIM)[..., _RIM:-_RIM, _RIM:-_RIM, :])
 
 
 def table(states: Floats, size: int) -> Picture:
@@ -61,9 +72,12 @@ def table(states: Floats, size: int) -> Picture:
     return canvas
 
 
-def draw_things(canvas: Picture, states: Floats, size: int) -> None:
-    """Draw objects and gripper on padded canvases."""
+def draw_things(canvas: Picture, states: Floats, size: int, cover: int | None = None) -> None:
+    """Draw objects and gripper on padded canvases, a cover between them."""
     for name, column in (("box", BOX_X), ("puck", PUCK_X), ("gripper", GRIPPER_X)):
+        if name == "gripper" and cover is not None:
+            covered = slice(PAD + cover, PAD + size - cover)
+            canvas[:, covered, covered] = COVER
         x, y = states[:, column], states[:, column + 1]
         is_there = x > -_OVER_THE_EDGE
         if is_there.any():

@@ -99,7 +99,7 @@ class ToyWorld:
     def render(self) -> Picture:
         """uint8 [N, H, W, 3] of the present states."""
         numpy.copyto(self._canvas, self._table)
-        draw_things(self._canvas, self.states, self.size)
+        draw_things(self._canvas, self.states, self.size, self.setting.cover)
         return numpy.ascontiguousarray(self._canvas[:, PAD : PAD + self.size, PAD : PAD + self.size])
 
     @property

@@ -120,7 +120,7 @@ def test_checks_need_no_clip_opened(waymo: Path) -> None:
     assert any("video_size" in one for one in found) and any("Did you mean front" in one for one in found)
 
 
-def test_cameras_around_the_toy_world_are_quarter_turns() -> None:
+def test_cameras_of_the_toy_world_are_quarter_turns_or_those_of_a_covered_table() -> None:
     numpy.random.seed(0)
     item = ToyWorldVideos(num_episodes=2, num_frames=5, views=3, start=0)[0]
     first, second, third = item["video"].chunk(3, dim=2)
@@ -131,5 +131,9 @@ def test_cameras_around_the_toy_world_are_quarter_turns() -> None:
         False,
         False,
     ]
+    covered = ToyWorldVideos(2, num_frames=5, setting="covered", tasks=["reach_ring"], views=2, start=0)
+    films = covered.episodes.cameras(0, 0, 5).values()
+    for view, film in zip(covered[0]["video"].chunk(2, dim=2), films, strict=True):
+        assert torch.equal(view, torch.from_numpy(film).permute(3, 0, 1, 2))
     with pytest.raises(ConfigError, match="views=0"):
         ToyWorldVideos(num_episodes=2, views=0)

@@ -11,10 +11,13 @@ from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video.media import read_image, read_video
 from cosmos_predict2.toy_world.episodes import DIRECTIONS, Episodes, Mix, make_episodes
 from cosmos_predict2.toy_world.physics import (
+    ALL_TASKS,
     GOAL,
+    GRIPPER,
     GRIPPER_X,
     GRIPPER_Y,
     HELD,
+    PARKED,
     SETTINGS,
     STATE_SIZE,
     TASKS,
@@ -149,6 +152,18 @@ def check_caption(text: str, states: Floats, setting: str = "default") -> str:
     assert way @ vector / numpy.hypot(*way) / numpy.hypot(*vector) > numpy.cos(numpy.deg2rad(22.6))
     assert is_carried == bool(re.search("carry|drag|take", text))
     return "way"
+
+
+def test_a_ring_is_reached_by_experts_and_seldom_by_others() -> None:
+    episodes = make_episodes(200, 5, mix="full_skill", tasks=("reach_ring",), setting="covered")
+    assert episodes.success.all() and set(episodes.captions) == {ALL_TASKS["reach_ring"].sentence}
+    assert (episodes.states[..., object_position(0)] == PARKED).all()
+    left = numpy.hypot(*(episodes.states[:, 0, GOAL] - episodes.states[:, 0, GRIPPER]).T)
+    assert left.min() > 2 * SETTINGS["covered"].success_distance
+    mixed = make_episodes(200, 5, tasks=("reach_ring",), setting="covered")
+    assert 0.1 < mixed.success.mean() < 0.3 and mixed.states[..., GRIPPER].min() > 0
+    nothing = numpy.hypot(*(mixed.states[:, 0, GRIPPER] - mixed.states[:, -1, GRIPPER]).T)
+    assert numpy.median(nothing) > 6
 
 
 @pytest.mark.parametrize("setting", ["default", "hard"])

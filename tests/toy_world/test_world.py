@@ -12,13 +12,14 @@ from cosmos_predict2.toy_world.physics import (
     GRIPPER_MARGIN,
     OBJECT_MARGIN,
     PARKED,
+    SETTINGS,
     STATE_SIZE,
     TASKS,
     Floats,
     gap,
     object_position,
 )
-from cosmos_predict2.toy_world.rendering import THINGS, detect, render
+from cosmos_predict2.toy_world.rendering import THINGS, detect, render, render_wrist
 from cosmos_predict2.toy_world.world import ToyWorld
 
 
@@ -211,6 +212,27 @@ def test_a_still_scene_is_a_still_picture_and_each_picture_depends_on_its_state_
     assert numpy.array_equal(render(episodes.states[3, 7], episodes.size), together[3, 7])
     assert numpy.array_equal(episodes.render(3, 5, 9), together[3, 5:9])
     assert together.dtype == numpy.uint8 and together.flags.c_contiguous
+
+
+def test_a_camera_at_the_wrist_sees_what_a_cover_hides_from_above() -> None:
+    states = make_episodes(40, 2, setting="covered", tasks=("push_puck",)).states[:, 0]
+    cover = SETTINGS["covered"].cover
+    moved = states.copy()
+    moved[:, object_position(0)] += 48 - 2 * moved[:, object_position(0)]  # through the middle of the table
+    moved[:, GOAL] += 48 - 2 * moved[:, GOAL]
+    assert numpy.array_equal(render(states, 48, cover), render(moved, 48, cover))
+    wrist = detect(render_wrist(states, 48), THINGS)
+    x, y = states[:, GRIPPER].astype(int).T
+    assert (render(states, 48, cover)[range(40), y, x] == COLOURS["open gripper"]).all()
+    assert abs(wrist.position["gripper"] - 24).max() < 0.2
+    seen = wrist.position["puck"] - (states[:, object_position(0)] - states[:, GRIPPER] + 24)
+    assert numpy.nanmean(abs(seen)) < 0.2 and numpy.isnan(seen).mean() < 0.1
+    assert (render_wrist(states, 48) != render_wrist(moved, 48)).any((1, 2, 3)).mean() > 0.95
+    far = states[:1].copy()
+    far[:, GOAL] = far[:, GRIPPER] + 40
+    nothing = far.copy()
+    nothing[:, GOAL] = PARKED
+    assert numpy.array_equal(render_wrist(far, 48), render_wrist(nothing, 48))
 
 
 def test_things_at_the_edge_are_cut_off() -> None:

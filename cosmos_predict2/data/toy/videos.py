@@ -49,7 +49,7 @@ class EpisodeVideos(ClipDataset):
     k + 1. Without ``captions`` the text is zeros, as action-conditioned models have it: a caption would reveal how
     the episode ends. ``hide_actions`` replaces actions by zeros, to see what a model predicts without them. ``views``:
     so many cameras around the table, each a quarter turn further, below each other (`data.views`); the first has the
-    text.
+    text. Two of a covered table are the camera above and that at the wrist.
     """
 
     source: "EpisodeSource"
@@ -127,9 +127,11 @@ class EpisodeSource(Source):
 
     def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
         def read(frames: Sequence[int], fit: Fit | None) -> Tensor:
-            pictures = self.episodes.render(i, self.first + frames[0], self.first + frames[-1] + 1)
-            video = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
-            return stacked([video.rot90(k, (-2, -1)) for k in range(self.views)])
+            films = self.episodes.cameras(i, self.first + frames[0], self.first + frames[-1] + 1).values()
+            videos = [torch.from_numpy(numpy.ascontiguousarray(film.transpose(3, 0, 1, 2))) for film in films]
+            if len(videos) != self.views:
+                videos = [videos[0].rot90(k, (-2, -1)) for k in range(self.views)]
+            return stacked(videos)
 
         return nullcontext(FramesOf(self.episodes.states.shape[1] - self.first, 1.0, read))
 

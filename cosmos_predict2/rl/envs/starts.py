@@ -53,6 +53,6 @@ class ToyStarts(StartsDefaults):
 
     def starts(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> FirstFrames:
         states = self.states(task_ids, trial_ids)
-        pictures = torch.from_numpy(render(states, self.side))[:, None]
+        pictures = torch.from_numpy(render(states, self.side, self.setting.cover))[:, None]
         known = {"goal": torch.from_numpy(states[:, GOAL].copy()), "states": torch.from_numpy(states)}
         return FirstFrames(pictures, None, self.sentences(task_ids), known)

@@ -19,6 +19,7 @@ from cosmos_predict2.rl.envs.remote import address_of, facts_of, of_address
 from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.interfaces import VecEnv
+from cosmos_predict2.toy_world.physics import SETTINGS, find_setting
 from imaginaire.buildable import buildable, made, resolve
 from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import ConfigError
@@ -26,7 +27,8 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 TOY, LIFT, GYM = "toy", "lift", "gym:"
-TOY_TASK, TOY_EPISODES, TOY_AT_ONCE = "push_puck", 800, 200
+TOYS = {TOY if name == "default" else f"{TOY}_{name}": name for name in SETTINGS}  # with the setting of each
+TOY_EPISODES, TOY_AT_ONCE = 800, 200
 LIBERO = tuple(f"libero_{name}" for name in ("spatial", "object", "goal", "90", "10", "all"))
 LIFT_TRIALS, AT_ONCE = 50, 8
 OWN_EPISODES = 100
@@ -74,18 +76,24 @@ def size_of_recordings(name: str, height: int) -> dict[str, Any]:
     return {"image_size": height} if name.startswith(GYM) and "image_size=" not in name else {}
 
 
-@buildable("suite", TOY)
 def _toy(tasks: list[str], setting: str = "default", split: str = "val", max_steps: int | None = None) -> SuitePlan:
     from cosmos_predict2.rl.envs.toy import ToyEnv  # which the other suites know nothing of
 
     given = {"setting": setting, "split": split, **({"max_steps": max_steps} if max_steps else {})}
-    tasks = tasks or [TOY_TASK]
+    try:
+        tasks = tasks or [find_setting(setting, None)[0].task]
+    except ValueError as error:
+        raise ConfigError(f"--setting: {error}") from error
 
     def env(num_envs: int, policy: Any) -> VecEnv:
         width = {} if policy.action_dim is None else {"action_dim": policy.action_dim}
         return ToyEnv(num_envs, **width, tasks=tasks, setting=setting, split=split, num_steps=max_steps)
 
     return SuitePlan(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
+
+
+for _name, _setting in TOYS.items():
+    buildable("suite", _name)(partial(_toy, setting=_setting))
 
 
 @buildable("suite", LIFT)

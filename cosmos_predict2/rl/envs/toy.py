@@ -29,7 +29,7 @@ from cosmos_predict2.toy_world.physics import (
     reward,
     success,
 )
-from cosmos_predict2.toy_world.rendering import render
+from cosmos_predict2.toy_world.rendering import render, render_wrist
 from imaginaire.errors import ConfigError, near
 
 CHUNK = 12
@@ -129,15 +129,18 @@ class ToyEnv(EnvDefaults):
         if self.ring_elsewhere:
             draws = numpy.stack([episode_generator(RING_SEED, int(seed)).random(3) for seed in self._book.seeds[ids]])
             is_elsewhere = draws[:, 0] < self.ring_elsewhere
-            states[is_elsewhere, :, GOAL] = random_spot(draws[is_elsewhere, 1:], self.size)[:, None]
-        return torch.from_numpy(render(states, self.size))
+            states[is_elsewhere, :, GOAL] = random_spot(draws[is_elsewhere, 1:], self.size, self.setting.goal_margin)[
+                :, None
+            ]
+        return torch.from_numpy(render(states, self.size, self.setting.cover))
 
     def _observation(self, ids: Ids) -> Observation:
         states = self._states[ids]
-        pictures = torch.from_numpy(render(states, self.size))
+        pictures = torch.from_numpy(render(states, self.size, self.setting.cover))
+        wrist = torch.from_numpy(render_wrist(states, self.size))[:, None]
         return {
             "full_image": pictures,
-            "wrist_image": pictures.new_zeros(len(ids), 0, *pictures.shape[1:]),
+            "wrist_image": wrist[:, : int(self.setting.cover is not None)],
             "state": torch.from_numpy(numpy.concatenate([states[:, GRIPPER], states[:, [CLOSED]]], axis=1)).float(),
             "task_description": self.tables.sentences(self._book.task_ids[ids].tolist()),
         }

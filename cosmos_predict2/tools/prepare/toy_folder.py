@@ -25,7 +25,7 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.pickles import trimmed
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_text
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
-from cosmos_predict2.toy_world.physics import BOX_X, CLOSED, COLUMNS, GRIPPER, HELD, PUCK_X, STATE_SIZE
+from cosmos_predict2.toy_world.physics import BOX_X, CLOSED, COLUMNS, GRIPPER, HELD, PUCK_X, SETTINGS, STATE_SIZE
 from imaginaire import storage
 from imaginaire.errors import ConfigError
 from imaginaire.log import Progress
@@ -33,7 +33,7 @@ from imaginaire.log import Progress
 FORM_NAMES = ("video", "bridge", "lerobot", "states")  # of FORMS
 EPISODES_AT_ONCE = 256
 FORMAT = "toy_world/1"
-CAMERA = "observation.images.front"
+CAMERAS = "observation.images."
 _TABLES = ("actions", "states", "state", "action", "toy_actions", "toy_states")  # one row a line
 
 # Of the Bridge layout: a table of 48 pixels is half a metre, and a step of the gripper like that of a real arm.
@@ -217,9 +217,10 @@ def _write_lerobot(root: Path, settings: ToyFolder, episodes: Episodes, advance:
     """The videos alone: tables and index follow when all are there, and what is found again are the videos."""
     for i in range(len(episodes)):
         number = episodes.first + i
-        name = VIDEO_PATH.format(episode_chunk=number // CHUNK, episode_index=number, video_key=CAMERA)
-        if not (root / name).exists():
-            write_video(root / name, _video(episodes, i), settings.fps)
+        for camera, video in _videos(episodes, i).items():
+            name = VIDEO_PATH.format(episode_chunk=number // CHUNK, episode_index=number, video_key=camera)
+            if not (root / name).exists():
+                write_video(root / name, video, settings.fps)
         advance(1)
 
 
@@ -228,7 +229,7 @@ def _finish_lerobot(root: Path, settings: ToyFolder, captions: Mapping[str, Mapp
     writer = Writer(root, settings.fps, robot="toy_world")
     for episodes in settings.batches():
         for i in range(len(episodes)):
-            writer.add(Recording(_columns(episodes, i), {CAMERA: _video(episodes, i)}, episodes.captions[i]))
+            writer.add(Recording(_columns(episodes, i), _videos(episodes, i), episodes.captions[i]))
     num_train = settings.episodes - settings.num_val
     splits = {"train": (0, num_train), "val": (num_train, settings.episodes)}
     writer.finish({name: places for name, places in splits.items() if places[0] < places[1]}, _modality(settings))
@@ -240,12 +241,17 @@ def _embed_lerobot(root: Path, settings: ToyFolder, captions: Mapping[str, Mappi
     embed_captions(root / "t5_xxl", texts, BytesEncoder(settings.num_tokens, settings.text_width))
 
 
+def _state_columns(setting: str) -> int:
+    """How many of a state's columns are the robot's state; under a cover its own alone, as an environment shows it."""
+    return STATE_SIZE if SETTINGS[setting].cover is None else CLOSED + 1
+
+
 def _columns(episodes: Episodes, i: int) -> dict[str, numpy.ndarray]:
     nothing = numpy.zeros_like(episodes.actions[i, :1])
     done = numpy.zeros(len(episodes.states[i]), dtype=bool)
     done[-1] = True
     return {
-        "observation.state": episodes.states[i].astype(numpy.float32),
+        "observation.state": episodes.states[i, :, : _state_columns(episodes.setting)].astype(numpy.float32),
         "action": numpy.concatenate([episodes.actions[i], nothing]).astype(numpy.float32),
         "next.reward": numpy.append(episodes.rewards[i], episodes.rewards[i, -1]).astype(numpy.float32),
         "next.success": numpy.append(episodes.rewards[i], episodes.rewards[i, -1]) > 0,  # less is of what is left to do
@@ -254,11 +260,12 @@ def _columns(episodes: Episodes, i: int) -> dict[str, numpy.ndarray]:
 
 
 def _modality(settings: ToyFolder) -> dict[str, Any]:
-    """Each column of the state by its name, the whole action, the camera and the task."""
+    """Each column of the state by its name, the whole action, the cameras and the task."""
+    cameras, names = settings.make(0, 1).cameras(0), COLUMNS[: _state_columns(settings.setting)]
     return {
-        "state": {name: {"start": k, "end": k + 1} for k, name in enumerate(COLUMNS)},
+        "state": {name: {"start": k, "end": k + 1} for k, name in enumerate(names)},
         "action": {"gripper": {"start": 0, "end": settings.action_dim}},
-        "video": {"front": {"original_key": CAMERA}},
+        "video": {name: {"original_key": CAMERAS + name} for name in cameras},
         "annotation": {"human.action.task_description": {"original_key": "task_index"}},
     }
 
@@ -282,6 +289,12 @@ def _write_states(root: Path, settings: ToyFolder, episodes: Episodes, advance: 
 def _video(episodes: Episodes, i: int) -> torch.Tensor:
     """uint8 [3, F, H, W] of episode i of a batch."""
     return torch.from_numpy(episodes.render(i)).permute(3, 0, 1, 2)
+
+
+def _videos(episodes: Episodes, i: int) -> dict[str, torch.Tensor]:
+    """The same of each camera, by its name in LeRobot data."""
+    cameras = episodes.cameras(i).items()
+    return {CAMERAS + name: torch.from_numpy(frames).permute(3, 0, 1, 2) for name, frames in cameras}
 
 
 def readable_json(value: dict[str, Any]) -> str:
@@ -331,7 +344,7 @@ A LeRobot data set of version 2.1:
 - `data/chunk-000/NAME.parquet`: a row per frame with `action` (row k leads from frame k to frame k + 1; the last is
   zero), `next.reward`, `next.success`, `next.done` and `observation.state` with the columns
   COLUMNS
-- `videos/chunk-000/observation.images.front/NAME.mp4`: the clip
+- `videos/chunk-000/observation.images.front/NAME.mp4`: the clip; beside it that of the wrist, if there is one
 - `t5_xxl/NAME.pickle`: the caption's embedding, with a text encoder
 """,
         write=_write_lerobot,

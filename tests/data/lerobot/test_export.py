@@ -17,7 +17,7 @@ from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.tools.prepare import lerobot_export
 from cosmos_predict2.tools.prepare.lerobot_export import copy_cut, export, fetch_source
-from cosmos_predict2.tools.prepare.toy_folder import CAMERA, ToyFolder, write_folder
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import DataError
 from scripts import prepare_lerobot_data
 from tests.checkpoints.hub_server import Hub, serve
@@ -264,7 +264,7 @@ def test_the_toy_world_holds_what_the_simulator_did(toy: Path) -> None:
         assert bool(columns["next.success"][-1]) == episodes.success[i]
         assert source.caption(i) == source.caption(i, annotation="human.action.task_description")
         assert source.caption(i) == episodes.captions[i]
-        video = source.frames(i, CAMERA, range(9)).permute(1, 2, 3, 0).float()
+        video = source.frames(i, FRONT, range(9)).permute(1, 2, 3, 0).float()
         assert (video - torch.from_numpy(episodes.render(i)).float()).abs().mean() < 4
 
 

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
+
 import numpy
 import pytest
 import torch
 
 from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.toy_world.episodes import make_episodes
-from cosmos_predict2.toy_world.rendering import render
+from cosmos_predict2.toy_world.rendering import render, render_wrist
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 
@@ -87,6 +91,25 @@ def test_trials_of_splits_differ_and_tasks_share_a_call() -> None:
     env = ToyEnv(2, tasks=("push_puck", "touch_box"))
     observed, _ = env.reset(options={"task_ids": [1, 2], "trial_ids": [5, 5]})
     assert observed["task_description"] == ["touch the blue box", "push the red puck to the green ring"]
+
+
+def test_a_covered_table_is_seen_from_the_wrist_too() -> None:
+    """The suite of the setting has a task of its own, and nothing of the state but the gripper is shown."""
+    place = suites.find("toy_covered")
+    env = place.env(4, SimpleNamespace(action_dim=4))
+    observed, info = env.reset(options={"trial_ids": range(4)})
+    states = info["states"].numpy()
+    assert place.tasks == ["reach_ring"] and observed["task_description"] == ["reach the green ring"] * 4
+    assert numpy.array_equal(observed["full_image"], render(states, 48, env.setting.cover))
+    assert numpy.array_equal(observed["wrist_image"][:, 0], render_wrist(states, 48))
+    assert torch.equal(observed["state"][:, :2].double(), info["states"][:, :2].float().double())
+    assert not torch.equal(observed["wrist_image"][0], observed["wrist_image"][1])
+    way = (info["goal"] - info["states"][:, :2])[:, None] / 24 / env.setting.speed
+    actions = torch.nn.functional.pad(way, (0, 2)).expand(4, 12, 4)
+    assert not env.chunk_step(actions)[-1]["success"].any() and env.chunk_step(actions)[-1]["success"].all()
+    assert (env._judged(numpy.arange(4))[0] < 0.1).all()
+    assert ToyEnv(2).reset()[0]["wrist_image"].shape == (2, 0, 48, 48, 3)
+    check_environment(suites.find("toy_covered").env(3, SimpleNamespace(action_dim=4)))
 
 
 def test_each_task_has_tables_of_its_own() -> None:

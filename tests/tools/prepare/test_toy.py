@@ -10,6 +10,8 @@ import torch
 
 from cosmos_predict2.actions.transforms import integrate
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
+from cosmos_predict2.data.lerobot.info import read_modality
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.toy.videos import ToyWorldStates, ToyWorldVideos, read_states
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -19,6 +21,7 @@ from cosmos_predict2.tools.prepare.toy_folder import METRES_PER_PIXEL, ToyFolder
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
 from tests.findings import problems
+from tests.programs import call
 from tests.tools.prepare.conftest import Start, names
 
 FEW = dict(episodes=4, frames=9, val_fraction=0.25)
@@ -162,6 +165,21 @@ def test_the_estimate_of_the_size_is_enough_but_not_absurd(folder: Path, tmp_pat
     settings = ToyFolder(episodes=300, form="states")
     write_folder(str(tmp_path), settings)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.npz")) < settings.bytes_needed() < 5_000_000
+
+
+def test_recordings_of_a_covered_table_have_two_cameras_and_the_grippers_state_alone(tmp_path: Path) -> None:
+    """The ring's place is in no column that a policy could be given."""
+    command = ["--out", str(tmp_path), "--form", "lerobot", "--setting", "covered", "--episodes", "2"]
+    assert call(make_toy_world, *command, "--frames", "9") == 0
+    source = LeRobotSource.open(tmp_path)
+    (episodes,) = ToyFolder(episodes=2, frames=9, setting="covered", tasks=("reach_ring",)).batches()
+    for name, film in episodes.cameras(1).items():
+        drawn = source.frames(1, source.camera(name), range(9)).permute(1, 2, 3, 0).numpy()
+        assert abs(drawn.astype(int) - film).mean() < 4
+    assert source.caption(1) == "reach the green ring" and list(episodes.cameras(1)) == ["front", "wrist"]
+    state = source.columns(1, ["observation.state"])["observation.state"]
+    assert numpy.allclose(state, episodes.states[1, :, :3], atol=1e-5)
+    assert read_modality(tmp_path).state.keys() == {"gripper_x", "gripper_y", "closed"}
 
 
 # ---- the Bridge layout -----------------------------------------------------------------------------------------------
