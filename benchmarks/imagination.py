@@ -1,26 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imagined environment steps per second in the loop of a policy that learns, and where the time goes.
+"""Chunks of a world model as an environment: seconds, frames per second, and where the time goes.
 
-    python -m benchmarks.imagination [--envs 16 64] [--steps 24 48] [--groups_of 8] [--threads 1] [--rounds 3]
     python -m benchmarks.imagination --released [--envs 16] [--rounds 2] [--size tiny]
 
-An iteration is the rollout of all environments (decisions of twelve actions, imagined by the tiny world model and
-judged by the toy world's detector) and sixteen minibatches of the update. The first row of each table imagines as the
-public code does (`benchmarks.rollout`: one environment after the other, guided by two equal halves, and so on), decodes
-and judges every picture, and takes ten steps (eleven evaluations) a chunk. The rows below leave out what has no effect,
-then the pictures that nobody looks at, then all evaluations but one, which changes pictures but hardly what is learnt
-from them (the last column: how often a way and the first one call the same episodes successful). All ways take turns.
-
-`--released` measures chunks of the published sizes in place of all this, with random weights: the 2B network with
-actions and the Wan tokenizer in bfloat16 imagine 12 frames of 256x320 in 10 steps of the 2AB solver (11 evaluations)
-with guidance 7, and a classifier judges every picture, as a published folder is set up for it. What has no effect is
-left out. Rows below the first judge the last picture alone, replay captured passes, and compile the blocks. The
-published way (`benchmarks.rollout`'s first) has all environments in a batch.
+Chunks of the published sizes with random weights: the 2B network with actions and the Wan tokenizer in bfloat16 imagine
+12 frames of 256x320 in 10 steps of the 2AB solver (11 evaluations) with guidance 7, and a classifier judges every
+picture, as a published folder is set up for it. What has no effect is left out. Rows below the first judge the last
+picture alone, replay captured passes, and compile the blocks. The published way (`benchmarks.rollout`'s first) has all
+environments in a batch.
 """
 
-import itertools
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,102 +21,15 @@ import torch
 
 from benchmarks import machine, rollout
 from benchmarks.dit import ceiling
-from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.nn.flops import forward_flops
-from cosmos_predict2.released import tiny_policy_path
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, RecordedStarts, write_starts
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.envs.starts import ToyStarts
-from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
-from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.policies.toy import ToyPolicy
-from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier
 from cosmos_predict2.world_model.assembly import network_of
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import SamplingOptions
-from imaginaire.config import L
-
-EVERY = Scoring(judge="all", reward_on="last")
-LAST = Scoring(judge="last", reward_on="last")
-TEN = SamplingOptions(num_steps=10, guidance=rollout.GUIDANCE)  # whose halves are equal: the text is one of zeros
-PUBLIC = "as the public code does"
-WAYS = {
-    PUBLIC: (EVERY, TEN),
-    "without what has no effect": (EVERY, TEN),
-    "+ the last picture alone": (LAST, TEN),
-    "+ one evaluation": (LAST, ONE_EVALUATION),
-}
-
-
-PARTS = ("policy", "encode", "imagine", "decode", "reward", "update")
-
-
-class Loop:
-    """Iterations of a policy in an environment, as the trainer makes them, with the seconds of their parts."""
-
-    def __init__(self, policy: Any, env: Any, groups: int, rl: VLARLConfig) -> None:
-        self.model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, eval_env=L(ToyEnv)(num_envs=1), rl=rl))
-        self.model.to(machine.device_and_dtype()[0]).train()
-        trials = torch.arange(groups)
-        self.starts = {"task_id": torch.zeros_like(trials), "trial_id": trials}
-        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-6)
-        self.shares = machine.Phases()
-        for part, holder, name in parts_of(self.model):
-            self.shares.watch(part, holder, name)
-        self.iterate = self.shares.timed("update", self._iterate)
-        self.iterate()  # warm
-        self.shares.seconds.clear()
-
-    def _iterate(self) -> None:
-        for decisions in self.model.train_batches([self.starts]):
-            _, loss = self.model.training_step(decisions, 0)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-
-
-def imagined(way: str, num_envs: int, num_steps: int) -> WorldModelEnv:
-    """The tiny world model as an environment that imagines in this way."""
-    (scoring, sampling), imagination = WAYS[way], imagination_of()
-    if way == PUBLIC:
-        imagination.generate_actions = rollout.published(imagination.world)  # type: ignore[method-assign]
-    reward = ToyDetectorReward()
-    return WorldModelEnv(imagination, ToyStarts(), reward, num_envs, num_steps, scoring=scoring, sampling=sampling)
-
-
-def parts_of(model: Any) -> Iterator[tuple[str, Any, str]]:
-    """The part of each method that is timed, the object that has it, and its name."""
-    imagination = model.env.imagination
-    yield "policy", model.net, "act"
-    yield "encode", imagination.world, "given_latents"
-    yield "imagine", imagination, "generate_actions"
-    yield "decode", imagination.world, "decode"
-    yield "reward", model.env.reward, "judge"
-
-
-def measure(num_envs: int, num_steps: int, members: int, rounds: int) -> None:
-    print(f"\n{num_envs} environments, {num_steps} steps, groups of {members}")
-    rl = VLARLConfig(group_size=members, updates=4, minibatches=4)
-    envs = {way: L(imagined)(way=way, num_envs=num_envs, num_steps=num_steps) for way in WAYS}
-    policy = L(ToyPolicy)(path=tiny_policy_path())
-    loops = {way: Loop(policy, env, num_envs // members, rl) for way, env in envs.items()}
-    success = {way: loop.model.source.collect(loop.model.starts(loop.starts)).success_E for way, loop in loops.items()}
-    for loop in loops.values():
-        loop.shares.seconds.clear()
-    seconds = machine.in_turns({way: loop.iterate for way, loop in loops.items()}, rounds)
-    for way, loop in loops.items():
-        times, speed = seconds.ratio(PUBLIC, way), num_envs * num_steps / seconds.median(way)
-        alike = float((success[way] == success[PUBLIC]).float().mean())
-        total = sum(loop.shares.seconds.values())
-        parts = "  ".join(f"{part} {loop.shares.seconds[part] / total:.0%}" for part in PARTS)
-        print(f"  {way:27} {speed:6.0f} steps/s {times:6.2f} x  {parts}  alike {alike:.3f}", flush=True)
-
-
-# --- chunks of the published sizes
 
 CHUNK_PARTS = ("encode", "network", "imagine", "decode", "reward", "environment")
 SAMPLING = SamplingOptions(num_steps=10, guidance=rollout.GUIDANCE, solver="2ab")
@@ -251,22 +154,13 @@ def report_memory(used: int, taken: int) -> None:
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "threads", "rounds")
-    parser.add_argument("--envs", nargs="*", type=int, help="default: 16 64, of --released 16")
-    parser.add_argument("--steps", nargs="*", type=int, default=[24], help="of an episode")
-    parser.add_argument("--groups_of", nargs="*", type=int, default=[8])
-    parser.add_argument("--released", action="store_true", help="chunks of the published sizes, with random weights")
-    parser.add_argument("--size", default="2B", choices=list(rollout.SETTINGS), help="of --released; 2B needs a GPU")
+    parser = machine.parser(__doc__, "threads", "rounds", rounds=2)
+    parser.add_argument("--envs", nargs="*", type=int, default=[16])
+    parser.add_argument("--released", action="store_true", help="accepted: nothing else is measured")
+    parser.add_argument("--size", default="2B", choices=list(rollout.SETTINGS), help="2B needs a GPU")
     args = machine.parse(parser)
-    if args.released:
-        for num_envs in args.envs or [16]:
-            measure_released(args.size, num_envs, args.rounds or 2)
-        return
-    torch.set_num_threads(args.threads or 1)
-    device, _ = machine.device_and_dtype()
-    print(f"{machine.described(device)}")
-    for sizes in itertools.product(args.envs or [16, 64], args.steps, args.groups_of):
-        measure(*sizes, args.rounds or 3)
+    for num_envs in args.envs:
+        measure_released(args.size, num_envs, args.rounds)
 
 
 if __name__ == "__main__":

@@ -1,39 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An iteration of reinforcement learning: seconds of rollout, reward, gradient and update, and the share of the floor.
+"""An experience of a published recipe of world models that learn from rewards: seconds by phase, and memory.
 
-    python -m benchmarks.rl_step [--quick] [--threads 1]
-    python -m benchmarks.rl_step --experiment tiny_nft_toy_world -- model.config.rl.num_timesteps=2
     python -m benchmarks.rl_step --released [--experiment NAME ...] [--architecture lora base] [--steps 1] [--size tiny]
 
-The trainer itself runs the experiment, first with its own rewards. Then clips are generated in four parts, and a scorer
-elsewhere, which needs no time of this machine, takes as long for all clips as their rollout, or half as long: what it
-does while further clips are made, is hidden. The floor is the time that the operations of all passes through the
-network would take at the speed of the fastest matrix product found here.
-
-With `--released` one experience of each published recipe of the 2B network at 480p takes the place of all this, in one
-process, on random clips and with random weights, with agreement of latents as the reward in place of the service. Fewer
-clips, steps and trained steps make it short; what was reduced is printed, and overrides after ``--`` come last. Printed
-are seconds by phase, memory beside what plan predicts, and the seconds of a clip's rollout beside those of the plain
-sampler for it. An experiment that fails does not stop the others; the exit code is 1 then.
+One experience of each recipe of the 2B network at 480p in one process, on random clips and with random weights, with
+agreement of latents as the reward in place of the service. Fewer clips, steps and trained steps make it short; what was
+reduced is printed, and overrides after ``--`` come last. Printed are seconds by phase, memory beside what plan
+predicts, and the seconds of a clip's rollout beside those of the plain sampler for it. An experiment that fails does
+not stop the others; the exit code is 1 then.
 """
 
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from benchmarks import machine
-from benchmarks.dit import ceiling
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS
 from cosmos_predict2.models.config import Passes
 from cosmos_predict2.rl.clips.rollout import LEVEL_SOLVER
 from cosmos_predict2.rl.config import ANY, RLConfig, rl_of
-from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
-from cosmos_predict2.rl.rewards.verifiable import Random
 from cosmos_predict2.tools.plan.memory import Memory, predict_memory
 from cosmos_predict2.tools.plan.speed import GPUS, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload, read_workload
@@ -53,8 +43,6 @@ ROWS = {  # what is shown -> phases of the trainer
     "gradient": ("forward", "backward", "comm"),
     "update": ("optimizer",),
 }
-PARTS = 4  # of the clips, in the comparison of scorers
-# --released
 EXPERIMENTS = ("predict2p5_2b_flow_grpo", "predict2p5_2b_ddrl", "predict2p5_2b_nft")
 ARCHITECTURES = {"lora": "adapters", "base": "all weights"}
 RANK = 32  # of adapters where the recipe has none
@@ -66,30 +54,16 @@ GOAL_MEMORY, GOAL_ROLLOUT = 0.05, 1.05
 # --- what is measured
 
 
-class PhaseClock(Callback):
-    """Seconds of each phase of each step, and of the whole step."""
+class Clock(Callback):
+    """Seconds of each phase of each step, of a rollout and of the plain sampler, and the memory of training."""
 
     steps: ClassVar[list[dict[str, float]]] = []
-
-    def on_train_start(self, model: Any, iteration: int = 0) -> None:
-        self._mark = time.perf_counter()
-
-    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
-        machine.wait()
-        phases, now = self.trainer.timers.read_and_reset(), time.perf_counter()
-        self.steps.append({**phases, "all": now - self._mark})
-        self._mark = now
-
-
-class Clock(PhaseClock):
-    """Phases of each experience, seconds of a rollout and of the plain sampler, and the memory of training."""
-
     rollouts: ClassVar[list[tuple[float, int]]] = []  # seconds of a batch of clips, and evaluations of the network
     plain: ClassVar[tuple[float, int]] = (0.0, 0)
     memory: ClassVar[tuple[int, int]] = (0, 0)
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
-        super().on_train_start(model, iteration)
+        self._mark = time.perf_counter()
         self.rollouts.clear()
         self.evaluations = 0
         self.hook = model.net.register_forward_pre_hook(self._count)
@@ -103,7 +77,10 @@ class Clock(PhaseClock):
         model._roll_out = timed
 
     def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
-        super().on_training_step_end(model, batch, output, loss, iteration)
+        machine.wait()
+        phases, now = self.trainer.timers.read_and_reset(), time.perf_counter()
+        self.steps.append({**phases, "all": now - self._mark})
+        self._mark = now
         self.clip = batch.condition, batch.noise_B_C_T_H_W
 
     def on_train_end(self, model: Any, iteration: int = 0) -> None:
@@ -134,10 +111,6 @@ class IterationCosts:
     passes: Passes
 
     @property
-    def clips(self) -> float:
-        return self.passes.clips / self.passes.updates
-
-    @property
     def flops(self) -> float:
         return predict_speed(self.work, GPUS["H100"]).model_flops_per_gpu
 
@@ -151,10 +124,10 @@ def measure(overrides: list[str], experiences: int) -> IterationCosts:
     """Run so many experiences, after one that is not timed."""
     work = read_workload(compose(CONFIG, overrides), 1)
     passes = passes_of(work)
-    PhaseClock.steps.clear()
+    Clock.steps.clear()
     last = f"trainer.max_iter={(experiences + 1) * passes.updates}"
     machine.launch(CONFIG, [*overrides, last])
-    timed = PhaseClock.steps[passes.updates :]
+    timed = Clock.steps[passes.updates :]
     names = {name for step in timed for name in step}
     seconds = {name: sum(step.get(name, 0.0) for step in timed) / len(timed) for name in names}
     return IterationCosts(seconds, work, passes)
@@ -170,72 +143,11 @@ def passes_of(work: Workload) -> Passes:
     return work.passes
 
 
-def timed_by(clock: str, overrides: list[str]) -> list[str]:
-    """The overrides with nothing but their steps, and a clock of this module."""
+def timed(overrides: list[str]) -> list[str]:
+    """The overrides with nothing but their steps, and the clock."""
     names = compose(CONFIG, overrides).trainer.callbacks
     others = [f"trainer.callbacks.{name}=null" for name in names if name != "grad_clip"]
-    return [*overrides, *others, f"+trainer.callbacks.clock={{_target_: benchmarks.rl_step.{clock}}}"]
-
-
-# --- an experiment, with its own rewards and with scorers elsewhere
-
-
-class SlowScorer:
-    """A reward that is scored one clip after the other by something that takes ``seconds`` for each of them."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._is_free_at = 0.0
-        self._scores: dict[str, tuple[float, Scores]] = {}
-
-    def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
-        size = len(clips.prompts)
-        self._is_free_at = max(self._is_free_at, time.perf_counter()) + size * self.seconds
-        scores = Scores(Random()(clips, context), torch.ones(size, dtype=torch.bool))
-        self._scores[request_id] = (self._is_free_at, scores)
-        return Ticket(request_id)
-
-    def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        is_there_at, scores = self._scores.pop(ticket.request_id)
-        time.sleep(max(0.0, is_there_at - time.perf_counter()))
-        return scores
-
-
-def with_scorer(config: Config, seconds: float) -> list[str]:
-    """Overrides for one scorer elsewhere, and clips in parts."""
-    rl: RLConfig = rl_of(config.model["config"])
-    passes = passes_of(read_workload(config, 1))
-    size = max(1, passes.clips // PARTS)
-    steps = passes.clips // size // rl.minibatches * rl.num_trained
-    others = [f"{RL}.rewards.{name}=null" for name in rl.rewards]
-    scorer = f"{{make: {{_target_: benchmarks.rl_step.SlowScorer, seconds: {seconds}}}}}"
-    parts = [f"{RL}.rollout_batch={size}", f"trainer.grad_accum_iter={steps}"]
-    return [*others, f"+{RL}.rewards.elsewhere={scorer}", *parts]
-
-
-def run(experiment: str, arguments: argparse.Namespace, peak: float, experiences: int) -> None:
-    overrides = [*timed_by("PhaseClock", [f"experiment={experiment}", *QUIET]), *arguments.overrides]
-    report(experiment, measure(overrides, experiences), peak)
-    config = compose(CONFIG, overrides)
-    free = measure([*overrides, *with_scorer(config, 0.0)], experiences)
-    clips, rollout = free.passes.clips, free.rows()["rollout"] * free.passes.updates
-    print(f"a scorer elsewhere, clips in {PARTS} parts: {free.seconds['all']:.3f} s an iteration if it takes no time")
-    for share in (0.5, 1.0):
-        slow = measure([*overrides, *with_scorer(config, share * rollout / clips)], experiences)
-        scoring, waited = share * rollout, slow.rows()["reward"] * slow.passes.updates
-        hidden = f"waits {waited:.3f} s: {1 - waited / scoring:.0%} are hidden"
-        print(f"  {scoring:.3f} s for {clips} clips: {slow.seconds['all']:.3f} s an iteration, {hidden}")
-
-
-def report(experiment: str, found: IterationCosts, peak: float) -> None:
-    """Print the parts of an iteration's time."""
-    whole, rows = found.seconds["all"], found.rows()
-    print(f"{experiment}: {whole:.3f} s an iteration, {found.clips:g} clips")
-    for row, seconds in rows.items():
-        print(f"  {row:10s}{seconds:8.3f} s{seconds / whole:6.0%}")
-    print(f"  {found.clips / whole:.1f} imagined videos/s in all, {found.clips / rows['rollout']:.1f} in the rollout")
-    floor = found.flops / peak
-    print(f"  floor {floor:.3f} s ({found.flops / 1e9:.1f} GFLOP of the network): {floor / whole:.0%} of the iteration")
+    return [*overrides, *others, "+trainer.callbacks.clock={_target_: benchmarks.rl_step.Clock}"]
 
 
 # --- published recipes, reduced
@@ -263,7 +175,7 @@ def settings(experiment: str, size: str, architecture: str) -> list[str]:
         found += [f"model.config.train_architecture={architecture}"]
         if architecture == "lora":
             found += [f"model.config.lora_rank={RANK}", f"model.config.lora_alpha={RANK}"]
-    return [*timed_by("Clock", found), *reduced(rl_of(config.model["config"]))]
+    return [*timed(found), *reduced(rl_of(config.model["config"]))]
 
 
 def reduced(rl: RLConfig) -> list[str]:
@@ -344,19 +256,14 @@ def report_memory(planned: Memory, used: int, taken: int) -> None:
 
 
 def main() -> None:
-    parser = machine.parser(__doc__, "quick", "threads", "experiment", "overrides")
-    parser.add_argument("--released", action="store_true", help="published recipes of 2B, with random weights and data")
-    parser.add_argument("--architecture", nargs="*", choices=("lora", "base"), help="of --released; default: both")
-    parser.add_argument("--size", default="2B", choices=("2B", "tiny"), help="of --released; 2B needs a GPU")
-    parser.add_argument("--steps", type=int, default=1, help="timed experiences of --released, after one that is not")
+    parser = machine.parser(__doc__, "threads", "experiment", "overrides")
+    parser.add_argument("--released", action="store_true", help="accepted: nothing else is measured")
+    parser.add_argument("--architecture", nargs="*", choices=("lora", "base"), help="default: both")
+    parser.add_argument("--size", default="2B", choices=("2B", "tiny"), help="2B needs a GPU")
+    parser.add_argument("--steps", type=int, default=1, help="timed experiences, after one that is not")
     arguments = machine.parse(parser)
     machine.quiet_trainer()
-    if arguments.released:
-        run_released(arguments)
-        return
-    peak = ceiling()
-    for experiment in arguments.experiment or ["tiny_flow_grpo_toy_world"]:
-        run(experiment, arguments, peak, 2 if arguments.quick else 6)
+    run_released(arguments)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ step "parity" 150 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/pipeli
 step "parity of learning from rewards" 150 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/rl
 step "GR00T twin" 90 "${train[@]}" experiment=predict2_video2world_training_tiny_groot_gr1_480 "${short[@]}"
 step "LoRA twin" 90 "${train[@]}" experiment=predict2_video2world_lora_training_tiny_cosmos_nemo_assets "${short[@]}"
-step "iterations of learning from rewards" 90 "$python" -m benchmarks.rl_step --quick
+step "iterations of learning from rewards" 90 "$python" -m benchmarks.rl_step --released --size tiny --architecture lora
 step "2B at 480p" 150 "${step_of[@]}" --resolution 480 --json "$logs/480.json"
 step "2B at 720p" 180 "${step_of[@]}" --resolution 720 --json "$logs/720.json"
 
