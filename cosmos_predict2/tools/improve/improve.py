@@ -36,7 +36,17 @@ from cosmos_predict2.tools.improve.page import (
     write_page,
 )
 from cosmos_predict2.tools.improve.steps import Runner, digest
-from cosmos_predict2.tools.improve.way import CHOICE, POLICIES, Options, Phase, RecordedSizes, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.way import (
+    CHOICE,
+    POLICIES,
+    TRIAL_CLONE,
+    Options,
+    Phase,
+    RecordedSizes,
+    look,
+    phases_of,
+    steps_of,
+)
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError
@@ -68,7 +78,7 @@ def improve(options: Options) -> WayVerdict:
             done += 1
             refused = refusals(options, runner, figures)
             for phase in phases_of(options):
-                if phase in refused and phase != phases_of(options)[-1]:
+                if phase in refused and (phase.is_anew or phase != phases_of(options)[-1]):
                     keep(phase, phase.policy)
                 elif (is_worse := became_worse(phase, runner, figures)) is not None:
                     keep(phase, phase.policy if is_worse else phase.exported)
@@ -77,7 +87,7 @@ def improve(options: Options) -> WayVerdict:
             try:
                 if runner.run(step) and step.name in ("split", "tokenizer"):
                     illustrate(step.name, options, recorded)
-                if step.name == CHOICE:
+                if step.name == CHOICE or step.name.startswith(TRIAL_CLONE):
                     runner.steps = steps_of(options, recorded)
             finally:
                 page = write_page(options, runner, figures)

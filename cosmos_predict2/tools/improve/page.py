@@ -70,21 +70,24 @@ def verdict_of(options: Options, runner: Runner, figures: WayResults) -> WayVerd
     if due.keys() - left_out:
         return WayVerdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
     done = [phase for phase in phases_of(options) if f"learning{phase.end}" not in due]
-    if not done:
+    better = [phase for phase in phases_of(options) if brings(phase, runner, figures, refused)]
+    if not done and not better:
         reasons = "; ".join(figures.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
         sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{_choice(options, figures)}"
         again = f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
         next_step = figures.card(refused[-1])["next_step"] + (again if options.suite else "")
         return WayVerdict("refused", sentence, next_step)
-    checked = f"the gate says {figures.card(done[-1])['verdict']}"
+    checked = f"the gate says {figures.card(done[-1])['verdict']}" if done else "the gate says no"
     for phase in refused:
         checked += f", and no to phase {phase.number}"
-    better = [phase for phase in done if not became_worse(phase, runner, figures)]
     for phase in done:
-        if phase not in better and better:
+        if better and became_worse(phase, runner, figures):
             checked += f"; what was learnt in phase {phase.number} was worse and is not kept"
-    if figures.card(done[-1])["verdict"] == "no":
+    if done and figures.card(done[-1])["verdict"] == "no":
         checked += ", which was overruled"
+    for phase in better:
+        if phase.is_anew and (phase in refused or became_worse(phase, runner, figures)):
+            checked += f"; phase {phase.number} ends with its new clone"
     if not options.suite:
         sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
         return WayVerdict("unmeasured", sentence, _NEXT["unmeasured"])
@@ -135,16 +138,22 @@ def refusals(options: Options, runner: Runner, figures: WayResults) -> list[Phas
 def became_worse(phase: Phase, runner: Runner, figures: WayResults) -> bool | None:
     """True where the learnt policy truly succeeds less than the one that learnt it, on starts of their own; None where
     that was not tried."""
-    names = [f"{name}{phase.end}" for name in (way.TRIAL_BEFORE, way.TRIAL_AFTER)]
+    names = [*phase.trials_before, f"{way.TRIAL_AFTER}{phase.end}"]
     steps = {step.name: step for step in runner.steps}
     if any(name not in steps or runner.why(steps[name]) for name in names):
         return None
-    before, after = map(figures.success, names)
-    return bool(after["rate"] < before["rate"])
+    *before, after = (figures.success(name)["rate"] for name in names)
+    return bool(after < max(before))
+
+
+def brings(phase: Phase, runner: Runner, figures: WayResults, refused: Sequence[Phase]) -> bool:
+    """Whether a phase ends with another policy than it began with: its new clone, or what was learnt."""
+    return phase.is_anew is True or (phase not in refused and not became_worse(phase, runner, figures))
 
 
 def _tried(phase: Phase, figures: WayResults) -> str:
-    before, after = (figures.success(f"{name}{phase.end}") for name in (way.TRIAL_BEFORE, way.TRIAL_AFTER))
+    before = max((figures.success(name) for name in phase.trials_before), key=lambda found: found["rate"])
+    after = figures.success(f"{way.TRIAL_AFTER}{phase.end}")
     rates = f"{after['rate']:.3f} of {after['episodes']} true episodes, and {before['rate']:.3f} before"
     return f"it succeeded in {rates}, from the same starts, which serve for nothing else"
 
@@ -152,14 +161,17 @@ def _tried(phase: Phase, figures: WayResults) -> str:
 def without(options: Options, runner: Runner, figures: WayResults, refused: Sequence[Phase]) -> set[str]:
     """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
     the truth of what is not kept."""
-    learning = ("learning", "export", way.TRIAL_BEFORE, way.TRIAL_AFTER, "after")
-    names = {f"{name}{phase.end}" for phase in refused for name in learning}
-    names |= {f"after{phase.end}" for phase in phases_of(options) if became_worse(phase, runner, figures)}
+    names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", way.TRIAL_AFTER)}
+    names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in refused if phase.clone is None}
     if refused and refused[-1] == phases_of(options)[-1]:
         steps = [step.name for step in runner.steps]
         names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
-    is_chosen_measured = any(step.name == way.CHOSEN for step in runner.steps)  # then what the choice brought is known
-    return names - {"before", way.CHOSEN} if is_chosen_measured else names
+    if any(step.name == way.CHOSEN for step in runner.steps):  # then what the choice brought is known
+        names -= {"before", way.CHOSEN}
+    for phase in phases_of(options):
+        after = {f"after{phase.end}"}
+        names = names - after if brings(phase, runner, figures, refused) else names | after
+    return names
 
 
 _SAID = {
@@ -246,7 +258,7 @@ def _reward(page: Page, options: Options, figures: WayResults, found: dict[str, 
 
 
 def _clone(page: Page, options: Options, figures: WayResults) -> None:
-    places = {clone: clone.folder(options).relative_to(options.out) for clone in clones_of(options)}
+    places = {clone: clone.folder(options.out).relative_to(options.out) for clone in clones_of(options)}
     found = {clone: figures.read(str(place / "clone.json")) for clone, place in places.items()}
     if not (learns := found[chosen(options)]):
         return

@@ -3,7 +3,7 @@
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ FIRST_TRIED = 150_000  # ... or the trials of what was learnt
 REWARD = "reward_model.safetensors"
 WATCH = "trainer.callbacks.imagination_watch"
 GATE, GYM = "gate", "gym:"
-TRIAL_BEFORE, TRIAL_AFTER = "trial_before", "trial_after"  # the steps by which a policy that became worse is not kept
+# The steps by which a policy that became worse is not kept.
+TRIAL_BEFORE, TRIAL_CLONE, TRIAL_AFTER = "trial_before", "trial_clone", "trial_after"
 CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the first of them
 RANKING = "ranking.json"
 REINFORCED = "posttraining/reinforcement_learning/policy"
@@ -92,8 +93,8 @@ class Clone:
     seed: int
     name: str
 
-    def folder(self, options: Options) -> Path:
-        return options.out / CLONED / self.name
+    def folder(self, out: Path) -> Path:
+        return out / CLONED / self.name
 
     @property
     def title(self) -> str:
@@ -129,13 +130,14 @@ def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
         steps.append(way.choice(first, clones))
     steps += [way.gate(first), *way.improved(first)]
     if options.suite:
-        steps.append(way.truth("before", first, clones[0].folder(options) / "policy"))
+        steps.append(way.truth("before", first, clones[0].folder(options.out) / "policy"))
         if chosen(options) != clones[0]:
             steps.append(way.truth(CHOSEN, first, first.policy))
         steps.append(way.truth("after", first, first.result))
     for phase in others:
         steps += [way.collect(phase), way.split(phase), way.world_model(phase), way.reward(phase), way.starts(phase)]
-        steps += [way.gate(phase), *way.improved(phase), way.truth("after", phase, phase.result)]
+        steps += [*way.cloned_anew(phase), way.gate(phase), *way.improved(phase)]
+        steps.append(way.truth("after", phase, phase.result))
     return steps
 
 
@@ -147,11 +149,15 @@ class Phase:
     end: str  # of the names of steps and runs
     folder: Path
     data: Path
-    policy: Path  # that learns
+    before: Path  # the policy that it begins with
     out: Path  # of all phases
     is_tried: bool  # against the policy that learnt, before it is kept
+    clone: Clone | None = None  # of all successes until then
+    is_anew: bool | None = None  # the new clone truly succeeded as often as the policy or more; None: not tried yet
 
     def __post_init__(self) -> None:
+        anew = None if self.clone is None or self.is_anew is False else self.clone.folder(self.out) / "policy"
+        self.policy = anew or self.before  # it learns
         self.title = "" if self.number == 1 else f", phase {self.number}"
         self.world_model = self.out / f"{WORLD_MODEL}{self.end}"
         self.learnt = self.out / f"{REINFORCED}{self.end}"  # the run in which the policy does
@@ -159,6 +165,11 @@ class Phase:
         self.reward, self.starts = self.folder / "reward", self.folder / "starts"
         self.result = self.folder / "policy"  # as a folder that can be given away
         self.exported = self.folder / "learnt" if self.is_tried else self.result
+
+    @property
+    def trials_before(self) -> list[str]:
+        """The trials of what could learn."""
+        return [f"{name}{self.end}" for name in (TRIAL_BEFORE, *([TRIAL_CLONE] if self.clone else []))]
 
 
 def phases_of(options: Options) -> list[Phase]:
@@ -168,9 +179,16 @@ def phases_of(options: Options) -> list[Phase]:
         end = f"_{number}" if found else ""
         folder = options.out / f"phase{end}" if found else options.out
         data = folder / "data" if found else options.data
-        policy = found[-1].result if found else chosen(options).folder(options) / "policy"
+        before = found[-1].result if found else chosen(options).folder(options.out) / "policy"
         is_tried = options.suite.startswith(GYM)  # others may have too few starts for one more set of them
-        found.append(Phase(number, end, folder, data, policy, options.out, is_tried))
+        phase = Phase(number, end, folder, data, before, options.out, is_tried)
+        if found and is_tried:
+            phase = replace(phase, clone=replace(chosen(options), name=f"clone_phase{end}"))
+            paths = [options.out / name / "evaluation.json" for name in phase.trials_before]
+            if all(path.exists() for path in paths):
+                rate, anew = (foreign_json.load_object(path)["success"]["rate"] for path in paths)
+                phase = replace(phase, is_anew=anew >= rate)
+        found.append(phase)
     return found
 
 
@@ -267,11 +285,11 @@ class _Way:
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
         reads = (phase.data, phase.split, *self.modules)
-        return WayStep(clone.name, clone.title, words, reads, (clone.folder(self.options),), guess_s=130)
+        return WayStep(clone.name, clone.title, words, reads, (clone.folder(self.out),), guess_s=130)
 
     def choice(self, phase: Phase, clones: Sequence[Clone]) -> WayStep:
         """Clones in the order of what is imagined of them."""
-        policies, ranking = [clone.folder(self.options) / "policy" for clone in clones], self.out / RANKING
+        policies, ranking = [clone.folder(self.out) / "policy" for clone in clones], self.out / RANKING
         words = ("-m", "scripts.rank_policies", *self.imports, *_flags(world_model=phase.world_model))
         words += _flags(reward=phase.reward, starts=phase.starts, out=ranking)
         words += (*self.seed, "--policies", *map(str, policies))
@@ -316,13 +334,25 @@ class _Way:
         title, guess_s = f"learning in imagination{phase.title}", 250 * self.area
         return WayStep(f"learning{phase.end}", title, words, reads, (phase.learnt,), guess_s)
 
+    def cloned_anew(self, phase: Phase) -> list[WayStep]:
+        """A clone of all successes until then, tried beside the policy of the phase before."""
+        if phase.clone is None:
+            return []
+        policy = phase.clone.folder(self.out) / "policy"
+        trial = self.trial(f"{TRIAL_CLONE}{phase.end}", f"trial of the new clone{phase.title}", policy)
+        return [self.clone(phase, phase.clone), self.trial_before(phase), trial]
+
     def improved(self, phase: Phase) -> list[WayStep]:
         """Learning, and what it made; where that can be tried, beside the policy that learnt."""
         steps = [self.learning(phase), self.export(phase)]
         if phase.is_tried:
-            steps.append(self.trial(f"{TRIAL_BEFORE}{phase.end}", f"trial of the clone{phase.title}", phase.policy))
+            steps += [] if phase.clone else [self.trial_before(phase)]
             steps.append(self.trial(f"{TRIAL_AFTER}{phase.end}", f"trial of the policy{phase.title}", phase.exported))
         return steps
+
+    def trial_before(self, phase: Phase) -> WayStep:
+        what = "the policy before" if phase.clone else "the clone"
+        return self.trial(f"{TRIAL_BEFORE}{phase.end}", f"trial of {what}{phase.title}", phase.before)
 
     def export(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.convert", *self.imports, str(phase.learnt), str(phase.exported))
@@ -350,9 +380,10 @@ class _Way:
         """Episodes of the policy of the phase before, behind all recordings until then."""
         before, first = phases_of(self.options)[phase.number - 2].data, FIRST_COLLECTED * (phase.number - 1)
         words = ("-m", "scripts.collect", *self.imports, *self.suite_size, *self.seed)
-        words += _flags(policy=phase.policy, episodes=COLLECTED, base=before, first=first)
+        # What a robot plays: more successes to clone than attempts have, and what imagination judges worst.
+        words += ("--mode", "greedy", *_flags(policy=phase.before, episodes=COLLECTED, base=before, first=first))
         words += _flags(fps=f"{self.recorded.fps:g}", camera=self.recorded.camera, out=phase.data)
-        title, reads = f"episodes of the policy{phase.title}", (phase.policy, before, *self.modules)
+        title, reads = f"episodes of the policy{phase.title}", (phase.before, before, *self.modules)
         return WayStep(f"collect{phase.end}", title, words, reads, (phase.data,), guess_s=COLLECTED * 0.5)
 
 

@@ -46,7 +46,7 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
         else:
             importlib.import_module(program).parser.parse_args(words)
     own = [word for step in steps for word in step.words if word.endswith((".state=observation.state", ".state=true"))]
-    assert len(own) == 3 + len(policies) ** 2, "of the world model of each phase, and of the clones"
+    assert len(own) == 3 + len(policies) ** 2 + 2, "of the world model of each phase, and of the clones"
     readers = [step.words for step in steps if "cloning/clone" in " ".join(step.words)]
     assert OWN not in policies or (readers and all("cosmos_predict2.rl.policies.toy" in words for words in readers))
     made = [path for step in steps for path in step.makes]
@@ -61,7 +61,9 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     assert len({firsts[name] for name in ("trial_after", "after", "collect_2")}) == 3, "no start serves twice"
     for phase in phases_of(options):
         words = found[f"trial_before{phase.end}"]
-        assert str(phase.policy) in words and words[words.index("--seed") + 1] == "3"
+        assert str(phase.before) in words and words[words.index("--seed") + 1] == "3"
+        assert phase.clone is None or str(phase.policy) in found[f"trial_clone{phase.end}"]
+    assert "greedy" in found["collect_2"], "what a robot plays"
     few = steps_of(replace(options, suite="libero_spatial", phases=0), RECORDED)
     assert not any("trial" in step.name for step in few)
     (one,) = (s.words for s in steps_of(replace(options, episodes=1, phases=0), RECORDED) if s.name == "trial_after")
@@ -204,19 +206,37 @@ def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) 
         assert "ranks clone, openvla_oft, seed 0, first of 2 clones." in verdict_of(options, runner, figures).sentence
 
 
-@pytest.mark.parametrize(("after", "word", "second"), [(30, "kept", 30), (40, "better", 30), (50, "better", 90)])
+@pytest.mark.parametrize(
+    ("after", "word", "second", "anew"),
+    [
+        (30, "kept", 30, 20),
+        (40, "better", 30, 20),
+        (50, "better", 90, 20),
+        (30, "better", 30, 60),
+        (30, "better", 30, 40),
+        (30, "better", None, 60),
+    ],
+)
 def test_what_became_worse_in_a_trial_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, word: str, second: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, word: str, second: int | None, anew: int
 ) -> None:
-    """A tie is kept: by the truth that follows on other starts it may be better."""
+    """A tie is kept: by the truth that follows on other starts it may be better. A later phase also has a new clone,
+    without a gate's leave, too (None: it says no)."""
     options = replace(OPTIONS, out=tmp_path, suite="gym:any", phases=1)
     contents: dict[str, tuple[str, Any]] = {}
+    is_refused, second = second is None, second or 0
     policies = {"": (after, "learnt/weights"), "_2": (second, "phase_2/learnt/weights")}
     for end, (tried, weights) in policies.items():
-        contents[f"gate{end}"] = f"phase{end}/card.json" if end else "card.json", _card("go", "")
+        if end:
+            contents["clone_phase_2"] = "posttraining/cloning/clone_phase_2/policy/weights", "the new clone"
+            contents["trial_clone_2"] = "trial_clone_2/evaluation.json", rate(anew)
+        contents[f"trial_before{end}"] = f"trial_before{end}/evaluation.json", rate(40)
+        contents[f"gate{end}"] = (
+            f"phase{end}/card.json" if end else "card.json",
+            _card("no" if end and is_refused else "go", ""),
+        )
         contents[f"learning{end}"] = f"learning{end}", ""
         contents[f"export{end}"] = weights, f"learnt{end}"
-        contents[f"trial_before{end}"] = f"trial_before{end}/evaluation.json", rate(40)
         contents[f"trial_after{end}"] = f"trial_after{end}/evaluation.json", rate(tried)
         if not end:
             contents["before"] = "before/evaluation.json", rate(40)
@@ -224,6 +244,7 @@ def test_what_became_worse_in_a_trial_is_not_kept(
     (tmp_path / "posttraining/cloning/clone/policy").mkdir(parents=True)
     (tmp_path / "posttraining/cloning/clone/policy/weights").write_text("the clone")
     (tmp_path / "phase_2").mkdir()
+    (tmp_path / "posttraining/cloning/clone_phase_2/policy").mkdir(parents=True)
     monkeypatch.setattr(ways, "steps_of", lambda *_: writing(tmp_path, contents))
     monkeypatch.setattr(ways, "look", lambda _: RECORDED)
     monkeypatch.setattr(ways, "require_suite", lambda *_: None)
@@ -231,13 +252,17 @@ def test_what_became_worse_in_a_trial_is_not_kept(
     assert found.word == word
     first, later = ((phase.result / "weights").read_text() for phase in phases_of(options))
     assert first == ("the clone" if after < 40 else '"learnt"')
-    assert later == (first if second < 40 else '"learnt_2"')
-    assert (tmp_path / "after").exists() == (after >= 40) and (tmp_path / "after_2").exists() == (second >= 40)
+    assert (tmp_path / "learning_2").exists() != is_refused
+    kept = '"the new clone"' if anew >= 40 else first
+    assert later == (kept if second < max(40, anew) else '"learnt_2"')
+    is_new = second >= 40 or anew >= 40
+    assert (tmp_path / "after").exists() == (after >= 40) and (tmp_path / "after_2").exists() == is_new
     if word == "kept":
         assert "it succeeded in 0.150 of 200 true episodes, and 0.200 before" in found.sentence
     else:
-        assert ("learnt in phase 2 was worse and is not kept" in found.sentence) == (second < 40)
-        assert ("0.450 after" if second < 40 else "0.475 after") in found.sentence
+        assert ("learnt in phase 2 was worse and is not kept" in found.sentence) == (second < 40 and not is_refused)
+        assert ("phase 2 ends with its new clone" in found.sentence) == (anew >= 40)
+        assert ("0.475 after" if is_new else "0.450 after") in found.sentence
     assert found.sentence in (tmp_path / "index.html").read_text()
 
 
