@@ -2,16 +2,17 @@
 """Driving in imagination: pictures per second of one environment, and milliseconds from a key to its picture.
 
     python -m benchmarks.driving [--teacher W] [--student W] [--causal W] [--threads 1] [--rounds 60]
-    python -m benchmarks.driving --student RUN --causal RUN --minute 900
+    python -m benchmarks.driving --student RUN --causal RUN --minute 896 [--actions 12]
 
 Four actions follow one look at the keys, as in scripts.drive. Today's way imagines a whole chunk for them and drops the
 rest; so does a student, in one evaluation. A causal student makes the next frame alone: without a cache from all frames
 of the chunk so far, with one from keys and values that were kept. All ways take turns at the same keys. Without
 --student and --causal the teacher's weights stand in: as fast, but no pictures to look at.
 
-`--minute` drives so many pictures of eight tables instead, by the same keys, and gives by quarter: the share that is
-unlike all recordings (the gate allows .30), and the share on which gripper, puck and ring are all seen. The simulator,
-given the same actions, is the first row.
+`--minute` drives so many pictures of eight tables instead, by the same keys, and looks at the last one of each
+`--actions`. It gives by quarter four shares of them: unlike all recordings (the gate allows .30); faded, that is
+showing less than recordings do; gripper, puck and ring all seen; the gripper within 3 pixels of the simulator's, which
+gets the same actions and is the first row.
 """
 
 import argparse
@@ -42,7 +43,6 @@ from imaginaire.config import L
 
 TODAY = "teacher, a chunk each time"
 LOOK = 4  # actions of one look at the keys
-TABLES = 8
 SEEN = ("gripper", "puck", "ring")
 
 
@@ -101,24 +101,33 @@ def minute(args: argparse.Namespace) -> None:
     films = [pictures(held_out_episodes(64, seed, mix="mixed").states, 48).permute(0, 2, 3, 4, 1) for seed in (1, 2)]
     learnt = SimpleNamespace(films=[film[:, ::4].flatten(0, 1) for film in films[:1]], tails=[])
     familiar: Any = Familiar(SimpleNamespace(last_E_H_W_C=films[1][:, -1]), learnt)  # type: ignore[arg-type]
-    envs: dict[str, Any] = {"the simulator": ToyEnv(TABLES, num_steps=ENDLESS, split="val")}
-    envs |= {name: env for name, env in environments(args, TABLES).items() if "without" not in name}
-    quarter = args.minute // LOOK // 4
-    print(f"{args.minute} pictures of {TABLES} tables{'':12} unlike recordings, by quarter     all seen, by quarter")
+    envs: dict[str, Any] = {"the simulator": ToyEnv(args.tables, num_steps=ENDLESS, split="val")}
+    envs |= {name: env for name, env in environments(args, args.tables).items() if "without" not in name}
+    keys_N_E_2 = torch.stack(iter_keys(args.tables, args.minute // LOOK)).repeat_interleave(LOOK, dim=0)
+    true: list[Tensor] = []  # places of the simulator's gripper
+    print(
+        f"{args.minute} pictures of {args.tables} tables, by quarter: unlike recordings, faded, all seen, gripper there"
+    )
     for name, env in envs.items():
         env.terminate_on_success = False
-        env.reset(options=dict(task_ids=[0] * TABLES, trial_ids=list(range(TABLES)), seeds=list(range(TABLES))))
+        env.reset(
+            options=dict(task_ids=[0] * args.tables, **{key: range(args.tables) for key in ("trial_ids", "seeds")})
+        )
         rows = []
-        for keys in iter_keys(TABLES, args.minute // LOOK):
-            actions = torch.zeros(TABLES, LOOK, env.metadata["action_dim"])
-            actions[:, :, :2] = keys[:, None]
+        for i, keys in enumerate(keys_N_E_2.split(args.actions)):
+            actions = torch.zeros(args.tables, len(keys), env.metadata["action_dim"])
+            actions[:, :, :2] = keys.transpose(0, 1)
             shown = env.chunk_step(actions)[0]["full_image"].cpu()
-            found = detect(shown.numpy()).position
-            seen_E = torch.stack([torch.from_numpy(found[name]).isfinite().all(-1) for name in SEEN]).all(0)
-            rows.append((familiar.unlike(shown), float(seen_E.float().mean())))
-        figures = torch.tensor(rows).unfold(0, quarter, quarter).mean(-1)
-        unlike, seen = ("  ".join(f"{value:.2f}" for value in figures[:, k]) for k in (0, 1))
-        print(f"  {name:38} {unlike:32} {seen}", flush=True)
+            places = {name: torch.from_numpy(place) for name, place in detect(shown.numpy()).position.items()}
+            seen_E = torch.stack([places[thing].isfinite().all(-1) for thing in SEEN]).all(0)
+            if env is envs["the simulator"]:
+                true.append(places["gripper"])
+            there_E = (places["gripper"] - true[i]).norm(dim=-1) < 3
+            shares = (float(is_so_E.float().mean()) for is_so_E in (seen_E, there_E))
+            rows.append((familiar.unlike(shown), familiar.faded(shown), *shares))
+        figures = torch.tensor(rows).unfold(0, len(rows) // 4, len(rows) // 4).mean(-1)[:4]
+        by_quarter = ("  ".join(f"{value:.2f}" for value in figures[:, k]) for k in range(figures.shape[1]))
+        print(f"  {name:28} {'    '.join(by_quarter)}", flush=True)
 
 
 def main() -> None:
@@ -130,6 +139,8 @@ def main() -> None:
     add("--student", default="", help="a run of tiny_student")
     add("--causal", default="", help="a run of tiny_student_causal")
     add("--minute", type=int, default=0, metavar="N", help="drive N pictures, a multiple of 16, and look at them")
+    add("--actions", type=int, default=LOOK, help="of a minute, so many at once: 4, 8 or 12")
+    add("--tables", type=int, default=8, help="of a minute")
     args = machine.parse(parser)
     device, _ = machine.device_and_dtype()
     print(machine.described(device))

@@ -43,7 +43,8 @@ from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from cosmos_predict2.rl.trust import digest, read_card
 from cosmos_predict2.toy_world.episodes import make_episodes
-from cosmos_predict2.toy_world.rendering import detect
+from cosmos_predict2.toy_world.physics import GRIPPER_X
+from cosmos_predict2.toy_world.rendering import detect, render
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import ConfigError, DataError
 from scripts import check_imagination
@@ -402,3 +403,15 @@ def test_an_imagination_that_actions_alone_beat_is_no_go() -> None:
             figures, {"": {"true_ends": Estimate(0.3, 0.2, 0.4), "true_ends_by_actions": Estimate(0.8, 0.7, 0.9)}}
         ).reasons
     )
+
+
+def test_pictures_without_their_gripper_are_near_to_recordings_and_are_known_all_the_same() -> None:
+    learnt, held = (make_episodes(48, seed=seed).states for seed in (1, 2))
+    empty = held.copy()
+    empty[..., GRIPPER_X] = -1000.0
+    films, true, faded = (torch.from_numpy(render(states, 48)).flatten(0, 1) for states in (learnt, held, empty))
+    ends = torch.from_numpy(render(held[:, -1], 48))
+    read: Any = (SimpleNamespace(last_E_H_W_C=ends), SimpleNamespace(films=[films], tails=[]))
+    familiar = imagination_check.Familiar(*read)
+    assert familiar.unlike(faded) <= 0.1 and familiar.unlike(true) <= 0.1
+    assert familiar.faded(faded) >= 0.9 and familiar.faded(true) <= 0.1

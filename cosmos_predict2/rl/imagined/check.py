@@ -363,6 +363,7 @@ def policy_figures(
     margin = 0.1 * (high - low) + 1e-6
     done = sampled.actions_M_E_A_D[sampled.executed_M_E_A].numpy()
     assert greedy.frames_E_F_H_W_C is not None
+    familiar = Familiar(episodes, learnt)
     wins, known = (best > idle) + 0.5 * (best == idle), numpy.array(of_successes)
     above = ((best[:, None] > known) + 0.5 * (best[:, None] == known)).mean(axis=1) if len(known) else []
     return {
@@ -373,7 +374,8 @@ def policy_figures(
         "like_success": agreement.mean(above, seed),
         "noise_is_paid": agreement.mean(value_G_M.mean(axis=1) - best[:groups], seed),
         "actions_outside": float(((done < low - margin) | (done > high + margin)).mean()),
-        "pictures_outside": Familiar(episodes, learnt).unlike(greedy.frames_E_F_H_W_C[:, -1]),
+        "pictures_outside": familiar.unlike(greedy.frames_E_F_H_W_C[:, -1]),
+        "pictures_faded": familiar.faded(greedy.frames_E_F_H_W_C[:, -1]),
     }
 
 
@@ -387,11 +389,14 @@ def clone_figures(about: Mapping[str, Any]) -> Figures:
 
 
 class Familiar:
-    """Distances of pictures from all recordings. 19 of 20 ends of held-out recordings lie within ``usual``."""
+    """Distances of pictures from all recordings, and how much they show: one in which things have faded may be near to
+    recordings, too. 19 of 20 ends of held-out recordings lie within ``usual``, and show more than ``least``."""
 
     def __init__(self, episodes: OutcomeEpisodes, learnt: OutcomeEpisodes) -> None:
         self._known = _thumbs(torch.cat([*learnt.films, *learnt.tails]))
+        self._common = self._known.median(dim=0).values  # what most recordings show at a place: no thing that moves
         self.usual = float(self.distances(episodes.last_E_H_W_C).quantile(0.95))
+        self.least = float(self.contents(episodes.last_E_H_W_C).quantile(0.05))
 
     def distances(self, pictures_N_H_W_C: Tensor) -> Tensor:
         """[N], to the nearest recorded picture."""
@@ -400,6 +405,14 @@ class Familiar:
     def unlike(self, pictures_N_H_W_C: Tensor) -> float:
         """The share of pictures that are further from all recorded ones than is usual."""
         return float((self.distances(pictures_N_H_W_C) > self.usual).float().mean())
+
+    def contents(self, pictures_N_H_W_C: Tensor) -> Tensor:
+        """[N], how far a picture is from what most recordings show at each place."""
+        return (_thumbs(pictures_N_H_W_C) - self._common).abs().sum(dim=1)
+
+    def faded(self, pictures_N_H_W_C: Tensor) -> float:
+        """The share of pictures that show less than is usual."""
+        return float((self.contents(pictures_N_H_W_C) < self.least).float().mean())
 
 
 def _thumbs(pictures_N_H_W_C: Tensor) -> Tensor:

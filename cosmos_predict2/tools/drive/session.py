@@ -157,8 +157,9 @@ class Drive:
         if self.has_reward:
             self._last.figures.update(value=float(info["value"][0]), is_valued=bool(info["success"][0]))
         if self.familiar is not None:
-            distance = float(self.familiar.distances(self._last.picture[None])[0])
-            self._last.figures["unlike"] = distance / max(self.familiar.usual, 1e-6)
+            familiar, picture = self.familiar, self._last.picture[None]
+            unlike = float(familiar.distances(picture)[0]) / max(familiar.usual, 1e-6)
+            self._last.figures.update(unlike=unlike, is_faded=familiar.faded(picture) > 0)
         if self.recorded:
             self.recorded += moments[: MOST - len(self.recorded)]
         self._last.figures["processor_ms"] = 1e3 * (time.process_time() - spent) / len(moments)
