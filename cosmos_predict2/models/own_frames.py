@@ -13,6 +13,9 @@ blur. What keeps the history near the truth therefore has a setting: a small sha
 the clips that are ``nearest``, and ``level``. Where that is set, a chunk of history is not imagined from noise alone,
 but is what the model makes of the true chunk with so much noise: its own faults at nearly true places. At 0 it is the
 true chunk as the tokenizer gives it back. ``noise`` disturbs the conditioning frames of all clips.
+
+A student (`teacher`) learns what its teacher makes of the same imagined frame, in place of the true future. That does
+follow from it, so that nothing is averaged: all episodes may have histories of any length.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +31,7 @@ from cosmos_predict2.models.config import Passes, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.objectives import is_student
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire.config.nodes import as_config
@@ -75,8 +79,8 @@ class OwnFrames:
 
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, own_frames_of(model.config)
-        for problem in problems(model.config):
-            raise ConfigError(f"{NUMBER_KEY}: {problem}.")
+        for key, problem in problems(model.config):
+            raise ConfigError(f"{key}: {problem}.")
         self.imagination = Imagination(model.world)
         self.num_given = model.pipe_config.min_num_conditional_frames  # latent frames
         self.length, self.step = sizes(model.pipe_config)
@@ -218,10 +222,12 @@ class OwnFramesModel(Video2WorldModel):
 
     @classmethod
     def passes(cls, config: Any, conditions: int) -> Passes:
-        history, passes = passes_of(own_frames_of(config)), super().passes(config, conditions)
+        own = own_frames_of(config)
+        history, passes = passes_of(own), super().passes(config, own.minibatch)  # of rewards it is the batch
         if passes is None:
             return history
-        return replace(passes, rollout=passes.rollout + history.rollout * conditions / passes.clips)
+        rollout = passes.rollout + history.rollout * own.minibatch / passes.clips
+        return replace(passes, rollout=rollout, batch_key=passes.batch_key and history.batch_key)
 
     def train_batches(self, dataloader: Any) -> Iterator[Any]:
         return super().train_batches(self.own_frames.parts(dataloader))
@@ -260,21 +266,26 @@ def sizes(pipe_config: Any) -> tuple[int, int]:
     return length, length - pixel_frames(pipe_config.min_num_conditional_frames)
 
 
-def problems(config: Predict2Video2WorldModelConfig) -> Iterator[str]:
-    """Numbers of conditioning frames with which no history can be handed on."""
-    pipe = config.pipe_config
+def problems(config: Predict2Video2WorldModelConfig) -> Iterator[tuple[str, str]]:
+    """Settings by key with which no history can be imagined or handed on."""
+    pipe, own = config.pipe_config, own_frames_of(config)
     if {*config.conditional_frames} != {number := pipe.min_num_conditional_frames} or not 0 < number < pipe.state_t:
         yield (
+            NUMBER_KEY,
             f"from {number} to {pipe.max_num_conditional_frames} conditioning latent frames, but a history is handed on"
-            f" as one number of them, from 1 to {pipe.state_t - 1}: set min_num_conditional_frames to the same"
+            f" as one number of them, from 1 to {pipe.state_t - 1}: set min_num_conditional_frames to the same",
         )
+    if is_student(pipe) and own.level:
+        yield f"{KEY}.level", f"{own.level}, but a student knows the noise of its own steps alone: set it to null"
+    if is_student(pipe) and own.num_steps > (most := int(pipe.timestamps.nfe)):
+        yield f"{KEY}.num_steps", f"{own.num_steps}, but the student has {most}: set it to {most}"
 
 
 def check(config: Any, context: CheckContext) -> Iterator[Finding]:
     """Findings on the histories, and on the data that they are of."""
     own, typed = own_frames_of(config), model_config(config)
-    for problem in problems(typed):
-        yield error(NUMBER_KEY, problem)
+    if found := [error(key, problem) for key, problem in problems(typed)]:
+        yield from found
         return
     length, step = sizes(typed.pipe_config)
     for key, data in context.training.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on own frames: which frames a chunk begins with, that runs resume bit by bit, and checks of settings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.models.own_frames import FRAMES_KEY, OwnFramesConfig, OwnFramesModel
+from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.tools.plan.workload import read_workload
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.training.preflight import check_launch
 from tests.training import difference, losses, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -26,10 +29,20 @@ RUN = ["job.project=tests", "job.group=engine", f"job.name={NAME}", "trainer.log
 RUN += ["trainer.run_validation=false", "trainer.callbacks.draw_samples=null", "dataloader_val.dataset.num_episodes=4"]
 
 
-def made(num_given: int = 1, **own: Any) -> tuple[OwnFramesModel, dict[str, Any], list[dict[str, Any]]]:
+def student(is_causal: bool) -> list[str]:
+    """The overrides that distil the model that ships."""
+    options = f"teacher: {tiny_action_path()}, teacher_steps: 1, causal: {str(is_causal).lower()}"
+    objective = f"{{_target_: cosmos_predict2.world_model.objectives.Student, {options}}}"
+    pipe = "model.config.pipe_config"
+    return [f"{pipe}.objective={objective}", f"{pipe}.timestamps.nfe=1"]
+
+
+def made(
+    num_given: int = 1, options: Sequence[str] = (), **own: Any
+) -> tuple[OwnFramesModel, dict[str, Any], list[dict[str, Any]]]:
     """A model with these settings, a batch of its loader, and the parts of that batch."""
     given = [f"model.config.pipe_config.{end}_num_conditional_frames={num_given}" for end in ("min", "max")]
-    config = compose(CONFIG, [*SHORT, *given, *(f"{OWN}.{name}={value}" for name, value in own.items())])
+    config = compose(CONFIG, [*SHORT, *given, *options, *(f"{OWN}.{name}={value}" for name, value in own.items())])
     model = lazy_config.instantiate(config.model)
     loader = lazy_config.instantiate(config.dataloader_train)
     model.on_data(loader)
@@ -94,6 +107,34 @@ def test_the_loss_sees_own_frames_and_keeps_the_true_future() -> None:
     _, loss = model.training_step(parts[-1], 0)
     loss.backward()  # no graph of the history is left to go through
     assert all(parameter.grad is not None for parameter in model.net.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_student_learns_what_its_teacher_makes_of_an_imagined_frame(is_causal: bool) -> None:
+    model, _, parts = made(share=1.0, options=student(is_causal))
+    own, (output, _) = parts[-1], model.training_step(parts[-1], 0)
+    assert model.teacher is not None
+    teacher = model.teacher.world(model.world.device)
+    for part in (own, {name: value for name, value in own.items() if name != FRAMES_KEY}):
+        draws = model._generators(part, "train")
+        x0, condition = model.data_and_condition(part, draws)
+        epsilon, _ = model.draw_noise(x0, False, draws)
+        target = teacher.sample(condition, condition, epsilon, SamplingOptions(num_steps=1))
+        assert torch.allclose(output["x0"], target, atol=1e-5) == (part is own)
+    assert torch.equal(output["x0"][:, :, :1], model.world.encode(own[FRAMES_KEY]).to(output["x0"]))
+
+
+def test_a_student_has_no_histories_from_other_noise_or_in_more_steps_than_its_own() -> None:
+    for setting, found in ((f"{OWN}.level=2", "2.0, but a student knows"), (f"{OWN}.num_steps=2", "the student has 1")):
+        with pytest.raises(ConfigError, match=found):
+            check_launch(compose(CONFIG, [*SHORT, *RUN, *student(False), "trainer.max_iter=12", setting]))
+
+
+def test_the_passes_of_a_student_are_those_of_the_chunks_that_are_trained_on_together() -> None:
+    work = read_workload(compose(CONFIG, [*SHORT, *student(False), f"{OWN}.share=0"]), 1)
+    assert work.passes is not None
+    assert (work.passes.rollout, work.passes.clips, work.batch_size) == (2, 2, 2)
+    assert work.passes.batch_key == f"{OWN}.minibatch"
 
 
 def test_histories_are_imagined_with_the_text_that_the_run_is_trained_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +209,9 @@ def test_saves_wait_for_the_last_chunk() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_resumes_bit_by_bit(tmp_path: Path) -> None:
-    options = [*SHORT, *RUN, f"{OWN}.share=0.5", f"{OWN}.ramp=8", f"{OWN}.noise=0.1"]
+@pytest.mark.parametrize("objective", [[], student(True)], ids=["supervised", "student"])
+def test_a_run_resumes_bit_by_bit(tmp_path: Path, objective: list[str]) -> None:
+    options = [*SHORT, *RUN, *objective, f"{OWN}.share=0.5", f"{OWN}.ramp=8", f"{OWN}.noise=0.1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train(whole, [*options, "trainer.max_iter=12"], config=CONFIG) == 0
     assert train(parts, [*options, "trainer.max_iter=6"], config=CONFIG) == 0
