@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.evaluation.metrics.imagined_episodes import held_out_episodes, imagined, windows_of
+from cosmos_predict2.evaluation.metrics.imagined_episodes import held_out_episodes, imagined
 from cosmos_predict2.evaluation.reports.action_evaluation import gap_of
 from cosmos_predict2.evaluation.reports.toy_world import MIXTURE, WEAK, measure
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
-from tests.models.toy_frames import horizon_table
+from tests.models.toy_frames import horizon_table, windows_of
 from tests.training import run_dir, train
 
 MODEL, STANDSTILL = "model", "repeat first frame"

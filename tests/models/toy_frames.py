@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PSNR of imagined windows of the toy world, frame by frame after the first, beside two baselines.
+"""Windows of episodes of the toy world, and the PSNR of imagined ones, frame by frame, beside two baselines.
 
 One repeats the first frame. The other repeats the last motion: every thing goes on as it moved from the frame before to
 the first, stopped by walls only, drawn by the simulator itself from the true places.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy
 import torch
 from torch import Tensor
 
 from cosmos_predict2.evaluation.metrics.held_out import MOVES
-from cosmos_predict2.evaluation.metrics.imagined_episodes import EpisodeParts, coded, pictures
+from cosmos_predict2.evaluation.metrics.imagined_episodes import BATCH, pictures
+from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.physics import (
     BOX_HALF_SIDE,
     GRIPPER,
@@ -24,9 +26,27 @@ from cosmos_predict2.toy_world.physics import (
     Floats,
     object_position,
 )
-from cosmos_predict2.world_model.world_model import WorldModel
+from cosmos_predict2.world_model.world_model import WorldModel, to_uint8
 
 EDGE = 1.0  # pixels around an object that belong to it: its edge is soft
+
+
+@dataclass(frozen=True)
+class EpisodeParts:
+    """Parts of episodes: ``states`` begin one frame before the first of ``video``."""
+
+    video_B_C_F_H_W: Tensor  # uint8, the truth
+    action_B_A_D: Tensor
+    states: Floats  # [B, 1 + F, 10]
+
+
+def windows_of(episodes: Episodes, length: int) -> EpisodeParts:
+    """One window of each episode. Their starts are spread evenly, and none is the episode's first frame."""
+    spare = episodes.actions.shape[1] - length
+    starts = [1 + i % spare for i in range(len(episodes))]
+    states = numpy.stack([episodes.states[i, start - 1 : start + length + 1] for i, start in enumerate(starts)])
+    actions = numpy.stack([episodes.actions[i, start : start + length] for i, start in enumerate(starts)])
+    return EpisodeParts(pictures(states[:, 1:], episodes.size), torch.from_numpy(actions), states)
 
 
 def horizon_table(
@@ -43,6 +63,18 @@ def horizon_table(
         "truth, coded": coded(windows.video_B_C_F_H_W, world),
     }
     return {name: psnr_by_horizon(video, windows) for name, video in every.items()}
+
+
+def coded(video_B_C_F_H_W: Tensor, world: WorldModel) -> Tensor:
+    """uint8 videos after the tokenizer, the most that a model can show. The first frame stays as it is.
+
+    Any number of frames will do; the last one is repeated where a group is not full.
+    """
+    count = video_B_C_F_H_W.shape[2]
+    rest = video_B_C_F_H_W[:, :, -1:].expand(-1, -1, -(count - 1) % 4, -1, -1)
+    whole = torch.cat([video_B_C_F_H_W, rest], dim=2)
+    parts = [to_uint8(world.decode(world.encode(part))).cpu() for part in whole.split(BATCH)]
+    return torch.cat([video_B_C_F_H_W[:, :, :1], torch.cat(parts)[:, :, 1:count]], dim=2)
 
 
 def repeat_motion(windows: EpisodeParts) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imagined episodes of the toy world beside the simulator's: parts of them, and their ends.
+"""Imagined episodes of the toy world beside the simulator's: their ends.
 
 Episodes are held out: they belong to a split of the series that training never draws from. The success of a whole
 episode, imagined from its first picture and its actions, is judged from pixels alone: a detector of colours decides
@@ -21,9 +21,8 @@ from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
 from cosmos_predict2.toy_world.physics import GRIPPER, OBJECTS, STILL, Floats, find_setting, find_tasks, object_position
 from cosmos_predict2.toy_world.rendering import Detection, Picture, detect, render
 from cosmos_predict2.world_model.imagination import Imagination
-from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, to_uint8
+from cosmos_predict2.world_model.world_model import SamplingOptions
 
-CHUNK = 12  # actions of a window
 BATCH = 50  # divides the usual numbers of episodes: some kernels are made anew for each batch size
 # Who shall be driven by a model that a policy learns in: weak, shaky, and often wrong about where to.
 WEAK_DRIVER = Mix({"noisy": 1.0}, {"noisy": (0.1, 0.6)}, ring_elsewhere=0.0)
@@ -31,29 +30,6 @@ WEAK_DRIVER = Mix({"noisy": 1.0}, {"noisy": (0.1, 0.6)}, ring_elsewhere=0.0)
 held_out_episodes = partial(make_episodes, first=SPLITS["val"], ring_elsewhere=0.0)
 _COLUMNS = ("base", "imagined", "agreement", "TPR", "FPR", "moved", "median", "still", "gripper", "lost", "episodes")
 HEADER = " ".join(f"{name:>9}" for name in _COLUMNS)
-
-
-@dataclass(frozen=True)
-class EpisodeParts:
-    """Parts of episodes: ``states`` begin one frame before the first of ``video``."""
-
-    video_B_C_F_H_W: Tensor  # uint8, the truth
-    action_B_A_D: Tensor
-    states: Floats  # [B, 1 + F, 10]
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-
-def windows_of(episodes: Episodes, length: int = CHUNK) -> EpisodeParts:
-    """One window of each episode. Their starts are spread evenly, and none is the episode's first frame."""
-    spare = episodes.actions.shape[1] - length
-    if spare < 1:
-        raise ValueError(f"Episodes of {episodes.actions.shape[1]} actions have no windows of {length} after a frame.")
-    starts = [1 + i % spare for i in range(len(episodes))]
-    states = numpy.stack([episodes.states[i, start - 1 : start + length + 1] for i, start in enumerate(starts)])
-    actions = numpy.stack([episodes.actions[i, start : start + length] for i, start in enumerate(starts)])
-    return EpisodeParts(pictures(states[:, 1:], episodes.size), torch.from_numpy(actions), states)
 
 
 def pictures(states: Floats, size: int) -> Tensor:
@@ -70,18 +46,6 @@ def imagined(imagination: Imagination, first_B_C_1_H_W: Tensor, action_B_A_D: Te
         commanded = imagination.transformed(actions.numpy())
         videos.append(imagination.rollout(first, commanded, seeds, options, float_hand_over=True).cpu())
     return torch.cat(videos)
-
-
-def coded(video_B_C_F_H_W: Tensor, world: WorldModel) -> Tensor:
-    """uint8 videos after the tokenizer, the most that a model can show. The first frame stays as it is.
-
-    Any number of frames will do; the last one is repeated where a group is not full.
-    """
-    count = video_B_C_F_H_W.shape[2]
-    rest = video_B_C_F_H_W[:, :, -1:].expand(-1, -1, -(count - 1) % 4, -1, -1)
-    whole = torch.cat([video_B_C_F_H_W, rest], dim=2)
-    parts = [to_uint8(world.decode(world.encode(part))).cpu() for part in whole.split(BATCH)]
-    return torch.cat([video_B_C_F_H_W[:, :, :1], torch.cat(parts)[:, :, 1:count]], dim=2)
 
 
 @dataclass(frozen=True)

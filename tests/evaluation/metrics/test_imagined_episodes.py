@@ -3,7 +3,6 @@
 
 from functools import cache
 
-import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     held_out_episodes,
     pictures,
     seen_success,
-    windows_of,
 )
 from cosmos_predict2.evaluation.reports.toy_world import WEAK, measure
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -44,17 +42,6 @@ def test_held_out_episodes_are_of_another_split_than_training() -> None:
     assert SPLITS["val"] - SPLITS["train"] > 10**9, "no training run draws so many"
     ours, training = episodes().states[:, 0], make_episodes(NUM, 0, mix="mixed").states[:, 0]
     assert not (ours[:, None] == training[None]).all(-1).any()
-
-
-def test_a_window_begins_after_a_frame_and_its_actions_lead_through_it() -> None:
-    windows = windows_of(episodes())
-    assert windows.video_B_C_F_H_W.shape == (NUM, 3, 13, 48, 48) and windows.states.shape == (NUM, 14, 10)
-    starts = [1 + i % 12 for i in range(NUM)]
-    for i, start in enumerate(starts):
-        assert numpy.array_equal(windows.states[i], episodes().states[i, start - 1 : start + 13])
-        assert numpy.array_equal(windows.action_B_A_D[i].numpy(), episodes().actions[i, start : start + 12])
-    with pytest.raises(ValueError, match="no windows of 24"):
-        windows_of(episodes(), 24)
 
 
 # Whole episodes -------------------------------------------------------------------------------------------------------
