@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a success classifier: a reward model that looks at pictures and judges whether the task is done.
 
-Of the toy world, rollouts are made with success known: of drivers of all skills and of the policy that will be judged,
-in the simulator and imagined by a world model. Of recordings (--data), a LeRobot data set with a column that has for
-each frame whether the task is done: with --world_model their own actions are imagined, too, and what truly happened is
-the label. Half of the held-out episodes calibrate probabilities and threshold, the other half measures.
+It learns from recordings, a LeRobot data set with a column that has for each frame whether the task is done: with
+--world_model their own actions are imagined, too, and what truly happened is the label. Half of the held-out episodes
+calibrate probabilities and threshold, the other half measures.
 """
 
 import argparse
@@ -24,19 +23,16 @@ log = logging.getLogger(__name__)
 
 FILE, FIGURES, PICTURE = "reward_model.safetensors", "quality.json", "reliability.svg"
 SIZES = {"tiny": (16, 16, 32, 32, 64), "published": (64, 64, 128, 256, 512)}
-_TRAIN_FROM, _HELD_OUT_FROM = 2**20, 2**20  # numbers of the first episodes: none that policies learn or are measured on
-_BETWEEN = 2**16  # numbers between the episodes of drivers and those of the policy
 
 _EPILOG = """\
 writes OUT/reward_model.safetensors (its header records the threshold), quality.json and reliability.svg. Use it as
 L(ResnetReward)(path="OUT/reward_model.safetensors").
 
-"imagined" pictures are labelled by what they show, "imagined, by the outcome" by how the true episode of the same
-actions stood: the second also counts what the world model imagines wrongly, which no judge of pictures sees. A reward
-for recordings is refused where it separates imagined ends of successes and failures no better than chance.
+Imagined pictures are labelled by how the true episode of the same actions stood: that also counts what the world model
+imagines wrongly, which no judge of pictures sees. A reward is refused where it separates imagined ends of successes and
+failures no better than chance.
 
-examples:
-  python -m scripts.train_reward_model --data toy --policy policy --out reward_model
+example:
   python -m scripts.train_reward_model --data datasets/my_robot --split split.json --world_model my_world_model \\
     --out reward_model
 """
@@ -44,32 +40,25 @@ examples:
 parser = command_line.parser("scripts.train_reward_model", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 add("--out", required=True, type=command_line.local_output, metavar="DIR", help="a new folder")
-add("--data", default="toy", metavar="DATA", help="toy, or the folder of a LeRobot data set")
-world_model = "that imagines (default: of the toy world the tiny one that ships, of recordings none)"
-add("--world_model", default="", metavar="PATH", help=world_model)
+add("--data", required=True, metavar="DATA", help="the folder of a LeRobot data set")
+add("--world_model", default="", metavar="PATH", help="imagines their actions (default: none, true pictures only)")
 add("--size", choices=tuple(SIZES), default="tiny", help="of the network: tiny, or that of the published weights")
 add("--steps", type=count, default=800, help="of the optimizer")
 add("--lr", type=command_line.above_zero, default=2e-3, help="learning rate, which falls to 0")
 add("--batch_size", type=command_line.at_least(2, 10**5), default=64, help="pictures of a step, half with success")
 add("--precision", type=float, default=0.98, help="share of judged successes that must be true")
 below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
-none = "0.8; with a world model of recordings 0, the area of ends decides"
+none = "0.8; with a world model 0, the area of ends decides"
 add("--least_precision", type=float, default=None, help=below.format(none))
 add("--least_recall", type=float, default=0.5, help=below.format(0.5))
-least_area = "of recordings: area under the curve of ends, likewise (default: more than chance gives; 0: any)"
+least_area = "area under the curve of ends, likewise (default: more than chance gives; 0: any)"
 add("--least_area", type=float, default=None, metavar="AREA", help=least_area)
 command_line.common(add, "overwrite", "seed", "device")
-toy = parser.add_argument_group("the toy world").add_argument
-toy("--policy", default="", metavar="PATH", help="also of this policy's rollouts, which the reward will judge")
-toy("--episodes", type=count, default=200, help="of the drivers, and as many of the policy; a third more held out")
-toy("--setting", default="default", help="difficulty")
-toy("--no_imagined", action="store_true", help="true pictures only")
-own = parser.add_argument_group("recordings").add_argument
-own("--success_column", default="next.success", help="1 on frames that show success")
-own("--camera", default=None, help="of several, the one to look at")
-own("--near", type=command_line.at_least(0), default=8, help="frames before a success that count as near misses")
-own("--split", default="", metavar="FILE", help="of scripts.split_recordings: learn, calibrate and measure by it")
-own("--val_fraction", type=float, default=0.25, help="without --split: share of the episodes that is held out")
+add("--success_column", default="next.success", help="1 on frames that show success")
+add("--camera", default=None, help="of several, the one to look at")
+add("--near", type=command_line.at_least(0), default=8, help="frames before a success that count as near misses")
+add("--split", default="", metavar="FILE", help="of scripts.split_recordings: learn, calibrate and measure by it")
+add("--val_fraction", type=float, default=0.25, help="without --split: share of the episodes that is held out")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -86,19 +75,18 @@ def run(args: argparse.Namespace) -> None:
     out = Path(args.out)
     if (out / FILE).exists() and not args.overwrite:
         raise ConfigError(f"--out {out} holds a reward model: give another folder, or --overwrite.")
-    is_toy = args.data == "toy"
     if args.least_precision is None:
-        args.least_precision = 0.8 if is_toy or not args.world_model else 0.0
+        args.least_precision = 0.0 if args.world_model else 0.8
     if not 0 < args.precision < 1:
         raise ConfigError(f"--precision {args.precision}: above 0 and below 1.")
     for flag in ("least_precision", "least_recall", "least_area"):
         if (least := getattr(args, flag)) is not None and not 0 <= least < 1:
             raise ConfigError(f"--{flag} {least}: 0 or more and below 1.")
     device = device_of(args.device)
-    shown = _toy_pictures(args, device) if is_toy else _recorded_pictures(args, device)
+    shown = _pictures(args, device)
     with random.preserved():
         torch.manual_seed(random.derive_seed(args.seed, 0, "success classifier"))
-        model = SuccessClassifier(SIZES[args.size], progress=not is_toy)
+        model = SuccessClassifier(SIZES[args.size], progress=True)
     for part in shown.calibrating.values():
         part.require_both("of held-out episodes, by which probabilities are calibrated,")
     if args.least_area != 0:
@@ -106,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
             part.require_both("at the ends of held-out episodes, which are compared,")
     pictures = LabelledPictures.joined(shown.learnt)
     log.info("%d pictures to learn from, %d with success", len(pictures), int(pictures.success_N.sum()))
-    options = success_training.TrainingOptions(args.steps, args.lr, args.batch_size, mirror=is_toy)
+    options = success_training.TrainingOptions(args.steps, args.lr, args.batch_size, mirror=False)
     losses = success_training.train(model, pictures, options, args.seed, device)
     scales = success_training.scale_to(model, LabelledPictures.joined(list(shown.calibrating.values())))
     kinds = [*shown.calibrating.values(), *shown.calibrating_ends]
@@ -119,9 +107,9 @@ def run(args: argparse.Namespace) -> None:
     judged: list[tuple[str, Any]] = [*qualities.items(), *ends.items()]
     print("\n".join(f"{name}: {found.as_text()}" for name, found in judged))
     about: dict[str, Any] = dict(
-        **{name: getattr(args, name) for name in ("data", "policy", "world_model", "seed", "steps")},
+        **{name: getattr(args, name) for name in ("data", "world_model", "seed", "steps")},
         **dict(threshold=threshold.value, threshold_range=[threshold.low, threshold.high]),
-        **dict(outputs=["success", "progress"][: len(model.heads)], precision_asked=args.precision),
+        **dict(outputs=["success", "progress"], precision_asked=args.precision),
         **dict(loss=sum(losses[-50:]) / len(losses[-50:]), scale=scales[0][0], offset=scales[0][1]),
         command=parser.command(),
         **shown.about,
@@ -132,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
     (out / PICTURE).write_text(drawn, encoding="utf-8")
     if problem := _problem(args, qualities, ends):
         why = f"A policy would learn from wrong rewards, so no {FILE} is written; {out / FIGURES} has all figures."
-        cure = f"--least_precision 0 --least_recall 0{' --least_area 0' if ends else ''}"
+        cure = "--least_precision 0 --least_recall 0 --least_area 0"
         raise DataError(f"{problem} {why} To write it nevertheless: {cure}.")
     write_classifier(out / FILE, model, about)
     print(
@@ -153,8 +141,7 @@ _LIMITED_BY = (
 
 
 def _problem(args: argparse.Namespace, qualities: Mapping[str, Any], ends: Mapping[str, Any]) -> str:
-    """The first figure below its limit, in words, or ""; NaN is too low. Ends come first, true ones before imagined
-    ones; in the toy world what pictures show counts, and not the outcome."""
+    """The first figure below its limit, in words, or ""; NaN is too low. Ends come first, of them true ones."""
     from cosmos_predict2.rl.rewards.success_training import OUTCOME
 
     for kind, found in ends.items():
@@ -167,7 +154,7 @@ def _problem(args: argparse.Namespace, qualities: Mapping[str, Any], ends: Mappi
     for kind, quality in qualities.items():
         for name in ("precision", "recall"):
             least, share = getattr(args, f"least_{name}"), getattr(quality, name)
-            if (kind != OUTCOME or args.data != "toy") and least and not share >= least:
+            if least and not share >= least:
                 cure = "Train longer (--steps), on more episodes with success, or with another --precision."
                 cure = _LIMITED_BY if kind == OUTCOME else cure
                 return f"{kind}: {name} {share:.3f} on held-out pictures, but --least_{name} is {least:g}. {cure}"
@@ -186,40 +173,7 @@ class _Shown:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _toy_pictures(args: argparse.Namespace, device: str) -> _Shown:
-    from cosmos_predict2.configs.rl.imagination import imagination_of
-    from cosmos_predict2.rl.imagined import labelled_rollouts
-    from cosmos_predict2.rl.policies.files import read_policy
-    from cosmos_predict2.rl.rewards.success_training import LabelledPictures
-    from cosmos_predict2.toy_world.physics import SETTINGS
-    from imaginaire.errors import near
-
-    if args.setting not in SETTINGS:
-        raise ConfigError(f"--setting {args.setting}: the toy world has none.{near(args.setting, SETTINGS)}")
-    imagination = None if args.no_imagined else imagination_of(args.world_model, device=device)
-    policy = read_policy(args.policy)[0] if args.policy else None
-
-    def made(num: int, split: str, first: int, seed: int) -> list[Mapping[str, Any]]:
-        played = [labelled_rollouts.by_drivers(num, split, first, seed, args.setting)]
-        if policy is not None:
-            others = (policy, num, split, first + _BETWEEN, seed, args.setting)
-            played.append(labelled_rollouts.by_policy(*others))
-        return [labelled_rollouts.labelled(one, split, imagination, args.setting) for one in played]
-
-    num_held_out = max(2, 2 * args.episodes // 3)
-    learnt = made(args.episodes, "train", _TRAIN_FROM, args.seed)
-    halves = [made(num_held_out // 2, "val", _HELD_OUT_FROM + k * 2 * _BETWEEN, args.seed + 1 + k) for k in range(2)]
-    names = [name for name in learnt[0] if name != labelled_rollouts.OUTCOME]
-    judged = labelled_rollouts.SIMULATOR if imagination is None else labelled_rollouts.SHOWN
-    measured = {name: LabelledPictures.joined([part[name] for part in halves[1]]) for name in learnt[0]}
-    return _Shown(
-        [part[name] for part in learnt for name in names],
-        {judged: LabelledPictures.joined([part[judged] for part in halves[0]])},
-        measured,
-    )
-
-
-def _recorded_pictures(args: argparse.Namespace, device: str) -> _Shown:
+def _pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.checkpoints.card import read_card
     from cosmos_predict2.configs.rl.imagination import fit_of, imagination_of
     from cosmos_predict2.data.lerobot.reader import LeRobotSource

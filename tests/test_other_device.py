@@ -30,7 +30,6 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.imagined import check
-from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.interfaces import Judgement
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
@@ -347,7 +346,7 @@ def _environment() -> tuple[Waits, Tensor, Tensor, list[str], list[list[float]]]
 
 def _gate(imagination: Imagination) -> list[float]:
     """Values of a policy in an imagination, by recordings of the toy world."""
-    made = make_episodes(3, 0, mix=DRIVERS, first=2**19)
+    made = make_episodes(3, 0, mix="outcomes", first=2**19)
     films = [torch.from_numpy(made.render(i)) for i in range(3)]
     actions = [torch.from_numpy(made.actions[i]).float() for i in range(3)]
     recorded = check.OutcomeEpisodes(

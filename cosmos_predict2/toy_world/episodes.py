@@ -275,6 +275,12 @@ MIXES = {
     "full_skill": Mix({"expert": 1.0}, {"expert": (1.0, 1.0)}, ring_elsewhere=0.0),
     # the same, but now and then the object goes to another place, which the caption names
     "varied": Mix({"expert": 0.9, "push": 0.1}, {"expert": (1.0, 1.0), "push": (1.0, 1.0)}, ring_elsewhere=0.0),
+    # successes, failures and near misses, as rollouts of policies of all skills
+    "outcomes": Mix(
+        {"expert": 0.4, "noisy": 0.35, "push": 0.25},
+        {"expert": (0.6, 1.0), "noisy": (0.1, 0.6), "push": (0.5, 1.0)},
+        ring_elsewhere=0.0,
+    ),
     # what happens follows from the actions only: the ring mostly does not show where the object goes
     "mixed": Mix(
         {"expert": 0.3, "noisy": 0.3, "push": 0.25, "wander": 0.15},

@@ -34,7 +34,6 @@ from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
-from cosmos_predict2.rl.imagined.labelled_rollouts import DRIVERS
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
@@ -71,7 +70,7 @@ class ConstantReward(FrameRewardDefaults):
 
 
 def write_recordings(folder: Path, action_scale: float = 1.0) -> Path:
-    episodes, writer = make_episodes(NUM, 0, mix=DRIVERS, first=2**19), Writer(folder, 10.0)
+    episodes, writer = make_episodes(NUM, 0, mix="outcomes", first=2**19), Writer(folder, 10.0)
     for i in range(NUM):
         pictures = torch.from_numpy(episodes.render(i)).permute(3, 0, 1, 2)
         rows = numpy.concatenate([episodes.actions[i], episodes.actions[i, -1:]]).astype(numpy.float32)
@@ -143,7 +142,7 @@ def test_true_pictures_obey_wholly_in_every_chunk(data: Path, monkeypatch: pytes
 @pytest.fixture
 def attempted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """The figures of a policy's true attempts in the toy world, whose imagined ends have values that rise evenly."""
-    made = make_episodes(4, 0, mix=DRIVERS, first=2**19)
+    made = make_episodes(4, 0, mix="outcomes", first=2**19)
     actions = [torch.from_numpy(made.actions[i]).float() for i in range(4)]
     learnt = imagination_check.OutcomeEpisodes(torch.zeros(4), [], [], actions, made.success, ["push"] * 4)
     values = numpy.linspace(0, 1, imagination_check.GROUPS * imagination_check.MEMBERS)

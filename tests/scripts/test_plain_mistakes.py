@@ -68,7 +68,7 @@ MISTAKES = [
             "evaluate_policy": ["--policy", "x"],
             "evaluate_world_model": ["--data", "toy", "--out", "{out}"],
             "train_policy": ["--out", "{out}"],
-            "train_reward_model": ["--out", "{out}"],
+            "train_reward_model": ["--data", "x", "--out", "{out}"],
         }.items()
         for device in ("cuda:99", "tpu")
     ),
@@ -92,7 +92,7 @@ MISTAKES = [
             ("prepare_lerobot_data", "--out", ["--source", "x"]),
             ("prepare_libero_data", "--out", ["--source", "x"]),
             ("train_policy", "--out", []),
-            ("train_reward_model", "--out", []),
+            ("train_reward_model", "--out", ["--data", "x"]),
         )
         for place in ("/proc/nope/x.safetensors", "/dev/null/x.safetensors", "s3://bucket/x", "")
     ),
