@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import policy_learning, rl_learning
+from benchmarks import policy_learning, rl_learning, second_camera
 from cosmos_predict2.released import tiny_video2world_path
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.policies.contract import check_policy
 from tests.training import records
 
 Row = dict[str, float]
@@ -83,3 +85,24 @@ def test_a_clone_gets_better(experiment: str, tmp_path: Path) -> None:
     row = policy_learning.learn(experiment, 0, policy, tmp_path)
     print(row)
     assert policy_learning.missed([row]) == []
+
+
+@pytest.mark.parametrize("num_views", [1, 2])
+def test_the_policy_of_two_cameras_keeps_the_rules_and_one_of_one_sees_the_front_alone(num_views: int) -> None:
+    observed, _ = ToyEnv(3, setting="covered", tasks=["reach_ring"]).reset()
+    policy = second_camera.CameraPolicy(num_views=num_views)
+    check_policy(policy, observed)
+    other = observed | {"wrist_image": 255 - observed["wrist_image"]}
+    assert torch.equal(policy.see(observed), policy.see(other)) == (num_views == 1)
+
+
+@pytest.mark.long
+def test_a_policy_that_needs_the_second_camera_learns_by_it_in_imagination(tmp_path: Path) -> None:
+    """The twin sees the camera above alone; world model and reward are the same."""
+    second_camera.record(tmp_path)
+    world = second_camera.imagine(tmp_path, "both")
+    assert second_camera.measure(tmp_path, world)["by_chunk"]["state error"][1] < 0.05
+    second_camera.prepare(tmp_path, world)
+    (before, after), twin = (second_camera.learn(tmp_path, world, 0, num_views) for num_views in (2, 1))
+    print(before, after, *twin)
+    assert after - before >= 0.15 and twin[1] - twin[0] < 0.075
