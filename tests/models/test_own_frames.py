@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.actions.transforms import controller
+from cosmos_predict2.evaluation.metrics.imagined_chunks import by_chunk, things_by_chunk
 from cosmos_predict2.models.own_frames import FRAMES_KEY, OwnFramesConfig, OwnFramesModel
+from cosmos_predict2.pipelines.evaluation_data import toy_recordings
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.tools.plan.workload import read_workload
 from cosmos_predict2.world_model.options import SamplingOptions
@@ -18,7 +22,7 @@ from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training.preflight import check_launch
-from tests.training import difference, losses, saved, train
+from tests.training import difference, losses, run_dir, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 NAME = "own"
@@ -244,3 +248,29 @@ def test_latents_and_short_clips_are_refused_with_the_cure() -> None:
     with pytest.raises(DataError, match="num_frames=37, or fewer chunks"):
         short = {**batch, "video": batch["video"][:, :, :25], "action": batch["action"][:, :24]}
         next(iter(model.train_batches([short])))
+
+
+@pytest.mark.long
+def test_long_episodes_are_imagined_better_than_by_the_weights_that_ship(tmp_path: Path) -> None:
+    run = ["experiment=tiny_long_horizon", "trainer.max_iter=252", "scheduler.cycle_lengths=[252]"]
+    assert train(tmp_path, [*run, *RUN, "checkpoint.save_iter=252"], config=CONFIG) == 0
+    recordings = toy_recordings("default", controller(4, scale=1.0), num=96, num_actions=96, mix="mixed")
+    truth, episodes = recordings.video_B_C_F_H_W, recordings.episodes
+    assert episodes is not None
+    found = []
+    for path in (tiny_action_path(), str(run_dir(tmp_path, NAME))):
+        config = lazy_config.instantiate(compose(CONFIG, run).model["config"]).pipe_config
+        pipe = Video2WorldActionConditionedPipeline.from_config(
+            config, path, use_text_encoder=False, device="cpu", load_ema_to_reg=path != tiny_action_path()
+        )
+        first, actions, seeds = truth[:, :, :1], recordings.action_B_L_D, range(len(truth))
+        video = pipe.imagination.rollout(first, actions, seeds, SamplingOptions(num_steps=1), batch_size=32)
+        found.append(by_chunk(video, truth, 12) | things_by_chunk(episodes, video, 12))
+        print(found[-1])
+    (old, new), late = found, slice(4, 8)
+    moves = "PSNR where something moves"
+    gains = [mine - before for mine, before in zip(new[moves], old[moves], strict=True)]
+    assert sum(gains[late]) / 4 > 0.5 and gains[0] > -1.3
+    assert max(new["unseen, gripper"]) < 0.25 < max(old["unseen, gripper"])
+    assert max(new["unseen, objects"]) < max(old["unseen, objects"])
+    assert min(new["fine detail"]) > 0.5
