@@ -5,7 +5,7 @@ of the camera above alone. A second twin sees the camera above alone in the imag
     python -m benchmarks.second_camera --seeds 0 1 2 --output outputs/second_camera
 
 All of the same 2,000 recordings. World model and reward are shared by the seeds; each seed has a clone and a run of its
-own. Success is greedy, true, and of 400 held-out starts. The policy is a small one, so that all takes about half an
+own. Success is greedy, true, and of 400 held-out starts. The policy is a small one, so that all takes about an
 hour of a core. Likeness and state are those of 128 held-out clips of two chunks.
 """
 
@@ -148,7 +148,7 @@ def learn(root: Path, world: Path, seed: int, num_views: int) -> tuple[float, fl
     data = dict(path=f"{root}/data", split_file=f"{root}/split.json", camera=CAMERAS[place])
     cloned = ["experiment=clone_recordings", f"job.name=clone_{name}_{seed}", f"trainer.max_iter={CLONING}"]
     cloned += ["model.config.policy=camera_policy", "model.config.shift=0"]
-    cloned += [f"model.config.arguments={{num_views:{num_views}}}"]
+    cloned += [f"+model.config.arguments.num_views={num_views}"]
     machine.program(root, *own, *cloned, *(f"dataloader_train.dataset.{key}={value}" for key, value in data.items()))
     (clone,) = root.glob(f"*/cloning/clone_{name}_{seed}/policy")
     policy = f"{{_target_:benchmarks.second_camera.CameraPolicy,path:{clone},action_dim:4,num_views:{num_views}}}"
