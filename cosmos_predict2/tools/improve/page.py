@@ -78,13 +78,13 @@ def verdict_of(options: Options, runner: Runner, figures: WayResults) -> WayVerd
         next_step = figures.card(refused[-1])["next_step"] + (again if options.suite else "")
         return WayVerdict("refused", sentence, next_step)
     checked = f"the gate says {figures.card(done[-1])['verdict']}" if done else "the gate says no"
+    if done and figures.card(done[-1])["verdict"] == "no":
+        checked += ", which was overruled"
     for phase in refused:
         checked += f", and no to phase {phase.number}"
     for phase in done:
         if better and became_worse(phase, runner, figures):
             checked += f"; what was learnt in phase {phase.number} was worse and is not kept"
-    if done and figures.card(done[-1])["verdict"] == "no":
-        checked += ", which was overruled"
     for phase in better:
         if phase.is_anew and (phase in refused or became_worse(phase, runner, figures)):
             checked += f"; phase {phase.number} ends with its new clone"
