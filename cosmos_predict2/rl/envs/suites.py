@@ -19,7 +19,6 @@ from cosmos_predict2.rl.envs.remote import address_of, facts_of, of_address
 from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.interfaces import VecEnv
-from cosmos_predict2.toy_world.physics import SETTINGS, find_setting
 from imaginaire.buildable import buildable, made, resolve
 from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import ConfigError
@@ -27,7 +26,7 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 TOY, LIFT, GYM = "toy", "lift", "gym:"
-TOYS = {TOY if name == "default" else f"{TOY}_{name}": name for name in SETTINGS}  # with the setting of each
+TOYS = {TOY: "default", f"{TOY}_hard": "hard", f"{TOY}_covered": "covered"}  # with the setting of each
 TOY_EPISODES, TOY_AT_ONCE = 800, 200
 LIBERO = tuple(f"libero_{name}" for name in ("spatial", "object", "goal", "90", "10", "all"))
 LIFT_TRIALS, AT_ONCE = 50, 8
@@ -78,6 +77,7 @@ def size_of_recordings(name: str, height: int) -> dict[str, Any]:
 
 def _toy(tasks: list[str], setting: str = "default", split: str = "val", max_steps: int | None = None) -> SuitePlan:
     from cosmos_predict2.rl.envs.toy import ToyEnv  # which the other suites know nothing of
+    from cosmos_predict2.toy_world.physics import find_setting
 
     given = {"setting": setting, "split": split, **({"max_steps": max_steps} if max_steps else {})}
     try:

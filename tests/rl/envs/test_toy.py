@@ -10,6 +10,7 @@ from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.toy_world.episodes import make_episodes
+from cosmos_predict2.toy_world.physics import SETTINGS
 from cosmos_predict2.toy_world.rendering import render, render_wrist
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 
@@ -95,6 +96,7 @@ def test_trials_of_splits_differ_and_tasks_share_a_call() -> None:
 
 def test_a_covered_table_is_seen_from_the_wrist_too() -> None:
     """The suite of the setting has a task of its own, and nothing of the state but the gripper is shown."""
+    assert set(suites.TOYS.values()) == set(SETTINGS), "each setting is a suite"
     place = suites.find("toy_covered")
     env = place.env(4, SimpleNamespace(action_dim=4))
     observed, info = env.reset(options={"trial_ids": range(4)})
