@@ -303,7 +303,9 @@ def test_shards_are_filled_alike_and_no_rank_reads_more_than_its_own(files: dict
     for _, memory in ranks:
         for name, (peak, mapped) in memory.items():
             assert 0.25 * whole < peak < 0.9 * whole, (name, peak / whole)  # its half, less what was free, and gaps
-            assert (0.25 * whole if name else -1) < mapped < 0.85 * whole, (name, mapped / whole)
+            assert mapped < 0.85 * whole, (name, mapped / whole)
+    for name in ("large.pt", "large.safetensors"):  # a moment of both, which one of them may have had no turn to see
+        assert max(memory[name][1] for _, memory in ranks) > 0.25 * whole, name
 
 
 class Table(torch.nn.Module):
