@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a second camera is worth: world models of the covered table, and policies that learn in them, of both views and
+"""The worth of a second camera: world models of the covered table, and policies that learn in them, of both views and
 of the camera above alone. A second twin sees the camera above alone in the imagination of both, with its reward.
 
     python -m benchmarks.second_camera --seeds 0 1 2 --output outputs/second_camera
@@ -59,7 +59,7 @@ class CameraPolicy(nn.Module):
 
     @classmethod
     def to_clone(cls, start: Beginning, action_dim: int, chunk: int, num_views: int = 0) -> "CameraPolicy":
-        """Of all views of the recordings, or of the first so many."""
+        """A policy of all views of the recordings, or of the first so many."""
         return cls(action_dim, chunk, num_views or len(start.windows.views))
 
     def act(

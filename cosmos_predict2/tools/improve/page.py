@@ -147,7 +147,7 @@ def became_worse(phase: Phase, runner: Runner, figures: WayResults) -> bool | No
 
 
 def brings(phase: Phase, runner: Runner, figures: WayResults, refused: Sequence[Phase]) -> bool:
-    """Whether a phase ends with another policy than it began with: its new clone, or what was learnt."""
+    """True where a phase ends with another policy than it began with: its new clone, or what was learnt."""
     return phase.is_anew is True or (phase not in refused and not became_worse(phase, runner, figures))
 
 

@@ -264,6 +264,9 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         assert ("phase 2 ends with its new clone" in found.sentence) == (anew >= 40)
         assert ("0.475 after" if is_new else "0.450 after") in found.sentence
     assert found.sentence in (tmp_path / "index.html").read_text()
+    (tmp_path / "trial_clone_2/evaluation.json").write_text("{}")
+    with pytest.raises(DataError, match=r"trial_clone_2/evaluation.json is no evaluation .* Remove it"):
+        phases_of(options)
 
 
 @pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
