@@ -14,10 +14,11 @@ class Point(gymnasium.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
 
     def __init__(self, render_mode: str | None = None, kind: str = "info", size: int = 48, **drawn: int) -> None:
-        if drawn and kind != "sized":
+        height, width = ("render_height", "render_width") if kind == "rendered" else ("height", "width")
+        if drawn and (kind not in ("sized", "rendered") or height not in drawn):
             raise TypeError(f"Point.__init__() got an unexpected keyword argument '{next(iter(drawn))}'")
         self.render_mode, self.kind = (None if kind == "pixels" else render_mode), kind
-        self.shape = (drawn.get("height", size), drawn.get("width", size * 2))
+        self.shape = (drawn.get(height, size), drawn.get(width, size * 2))
         self.action_space: Any = Box(0.0, 512.0, (2,)) if kind == "absolute" else Box(-1.0, 1.0, (2,))
         if kind == "unbounded":
             self.action_space = Box(-numpy.inf, numpy.inf, (2,))

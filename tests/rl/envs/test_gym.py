@@ -45,12 +45,12 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own(name: str) 
         place.env(1, SimpleNamespace(action_dim=7, chunk=3))
 
 
-@pytest.mark.parametrize("kind", ["own", "global", "absolute", "pixels", "sized"])
+@pytest.mark.parametrize("kind", ["own", "global", "absolute", "pixels", "sized", "rendered"])
 def test_starts_pictures_and_actions_of_packages_that_differ(kind: str) -> None:
     """They draw from their own numbers or NumPy's, are commanded in pixels, render nothing, or draw in a given size."""
     one = task(kind=kind)
     first = one.reset(0, 3, 0)["full_image"]
-    assert first.shape == ((24, 24, 3) if kind == "sized" else (24, 48, 3)) and first.dtype == numpy.uint8
+    assert first.shape == ((24, 24, 3) if kind in ("sized", "rendered") else (24, 48, 3)) and first.dtype == numpy.uint8
     moved, _, _ = one.step(numpy.array([1.0, 0.0], numpy.float32))
     lowest = [numpy.nonzero(picture[..., 0].max(axis=1))[0].max() for picture in (first, moved["full_image"])]
     assert lowest[1] - lowest[0] in (4, 5)  # .2 of the height, wherever its bounds are

@@ -282,7 +282,7 @@ def _size(asked: int | Sequence[int], shape: Sequence[int]) -> tuple[int, int]:
 def _made(gymnasium: Any, spec: Any, size: int | Sequence[int], settings: Mapping[str, Any]) -> Any:
     """The environment, which draws in the right size where its constructor takes one: drawing is what takes time."""
     height, width = (size, size) if isinstance(size, int) else size
-    for drawn in ({"width": width, "height": height}, {}):
+    for drawn in ({"width": width, "height": height}, {"render_width": width, "render_height": height}, {}):
         try:
             return gymnasium.make(spec, render_mode="rgb_array", disable_env_checker=True, **{**drawn, **settings})
         except TypeError as error:
