@@ -151,12 +151,12 @@ def require(is_kept: bool, found: str) -> None:
 
 
 def require_rules(rules: Iterable[Callable[..., None]], *case: Any) -> None:
-    """Raise `ContractError` with the name of the first of these functions that refuses the case."""
+    """Raise `ContractError` with the name of the first of these functions that refuses the case, and its docstring."""
     for rule in rules:
         try:
             rule(*case)
         except ContractError as error:
-            raise ContractError(f"{rule.__name__}: {error}") from None
+            raise ContractError(f"{rule.__name__}: {error}. {rule.__doc__ or ''}".rstrip()) from None
         except Exception as error:  # of the policy's or the environment's own code
             raise ContractError(f"{rule.__name__}: {type(error).__name__}: {error}") from error
 

@@ -241,7 +241,9 @@ def test_equal_starts_and_broken_rules_are_an_exit_code(capsys: pytest.CaptureFi
     assert looked_at(f"{HERE}:Same") == 1
     assert "1 of 3 starts differ" in capsys.readouterr().out
     assert looked_at(f"{HERE}:Unclipped") == 1
-    assert "broken rule: check_actions_are_clipped: actions at their bounds" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "broken rule: check_actions_are_clipped: actions at their bounds" in shown
+    assert ". Actions beyond their bounds are as those at them; those that are not finite" in shown, "the rule itself"
 
 
 @pytest.mark.slow
