@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from itertools import starmap
 from typing import Any
 
@@ -250,11 +251,15 @@ def check_data_actions(
     transform: ActionTransform | None,
     where: str,
 ) -> Iterator[Finding]:
-    """Pictures, and actions of another size than the network's or with another transform than ``where`` has."""
+    """Pictures, a state that is not read, and actions of another size than the network's or with another transform
+    than ``where`` has."""
     target = target_of(data)
     if isinstance(target, type) and issubclass(target, (ImageDataset, MockImages)):
         yield error(key, NO_IMAGES)
     facts = facts_of(data)
+    reads_states = callable(target) and "state" in signature(target).parameters
+    if (state := pipe.get("state")) and reads_states and not facts.read_state_range:
+        yield error(f"{key}.state", f"empty, but the model predicts {state}", f"Set {key}.state={state}")
     own: ActionTransform | None = facts.transform
     width = facts.action_dim if own is None else own.dim
     if width is not None and size not in (None, width):

@@ -203,6 +203,18 @@ def test_liberos_and_bridges_layouts_have_a_state_too(tmp_path: Path) -> None:
         LiberoDataset(root, num_frames=5, video_size=(48, 48), state="propio")
 
 
+def test_validation_data_without_the_state_are_refused_before_training(tmp_path: Path) -> None:
+    root, experiment = libero_tree(tmp_path), "predict2_video2world_tiny_action_conditioned_training"
+    groups = ["dataloader_train", "dataloader_val"]
+    data = [f"{key}=libero_hdf5_{key[11:]}" for key in groups] + [f"{key}.dataset.root={root}" for key in groups]
+    pipe, state = "model.config.pipe_config", "dataloader_train.dataset.state=proprio"
+    own = [f"{pipe}.state=proprio", f"{pipe}.net.action_dim=7", state]
+    own += [f"+{pipe}.net.state_range=${{recorded_state_range:}}"]
+    config = compose("cosmos_predict2/configs/base/config.py", [f"experiment={experiment}", *data, *own])
+    with pytest.raises(UserError, match=r"dataloader_val\.dataset\.state: empty, but the model predicts proprio\. Set"):
+        check_launch(config)
+
+
 # Imagination ----------------------------------------------------------------------------------------------------------
 
 
