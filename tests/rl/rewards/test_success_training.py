@@ -436,8 +436,11 @@ def test_a_reward_model_that_finds_few_successes_is_not_written(
     parts = [replace(part, progress_N=part.success_N.float()) for part in (squares(12, seed) for seed in range(3))]
     made = lambda args, device: train_reward_model._Shown(parts[:1], {"held out": parts[1]}, {"held out": parts[2]})  # noqa: E731
     monkeypatch.setattr(train_reward_model, "_pictures", made)
+    asked, find = [], middle_threshold
+    monkeypatch.setattr(success_training, "middle_threshold", lambda *of: asked.append(of[-1]) or find(*of))
     words = ("--data", "x", "--steps", "1", "--batch_size", "8", "--out", str(tmp_path))
     assert call(train_reward_model, *words) == (2 if named else 0)
+    assert asked == [pytest.approx(0.6)], "more than the 0.5 that the other half of the pictures has to reach"
     assert (tmp_path / "reward_model.safetensors").exists() == (not named) and (tmp_path / "quality.json").exists()
     assert not named or (named in (err := capsys.readouterr().err) and "--least_recall 0" in err)
 
