@@ -3,7 +3,9 @@
 
 import importlib
 import io
+import itertools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -53,15 +55,21 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     for k, step in enumerate(steps):  # what a step reads of the folder, one before it has made
         before = [path for earlier in steps[:k] for path in earlier.makes]
         before += [phase.result for phase in phases_of(options) if phase.exported in before]  # that, or what learnt it
+        names = {Path(name) for word in step.words for name in re.split("[=,{}:]", word) if name}
         for path in step.reads:
             assert OPTIONS.out not in path.parents or any(one == path or one in path.parents for one in before), path
+            assert path.suffix == ".py" or any(one in (path, path.parent) or path in one.parents for one in names), path
+        for path in (OPTIONS.data, *before):  # and what it names, it reads
+            assert path not in names or any(one == path or path in one.parents for one in step.reads), path
     assert len(made) == len(set(made))
     found = {step.name: step.words for step in steps if "--first" in step.words}
     firsts = {name: words[words.index("--first") + 1] for name, words in found.items()}
     assert len({firsts[name] for name in ("trial_after", "after", "collect_2")}) == 3, "no start serves twice"
     for phase in phases_of(options):
         words = found[f"trial_before{phase.end}"]
-        assert str(phase.before) in words and words[words.index("--seed") + 1] == "3"
+        given = dict(itertools.pairwise(words))
+        assert (given["--policy"], given["--seed"]) == (str(phase.before), "3")
+        assert (given["--episodes"], given["--draws"]) == ("100", "1")
         assert phase.clone is None or str(phase.policy) in found[f"trial_clone{phase.end}"]
     assert "greedy" in found["collect_2"], "what a robot plays"
     few = steps_of(replace(options, suite="libero_spatial", phases=0), RECORDED)
@@ -71,12 +79,12 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
 
 
 def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
-    options = replace(OPTIONS, out=tmp_path / "now", policies=("openvla_oft", "pi05"), clones=2, seed=3)
+    options = replace(OPTIONS, out=tmp_path / "now", policies=("openvla_oft", "pi05"), clones=2, seed=3, phases=1)
     names = [step.name for step in steps_of(options, RECORDED)]
     assert names[6:12] == ["clone", "clone_2", "clone_3", "clone_4", "starts", "choice"]
 
-    def learning() -> str:
-        return " ".join(next(step for step in steps_of(options, RECORDED) if step.name == "learning").words)
+    def learning(name: str = "learning") -> str:
+        return " ".join(next(step for step in steps_of(options, RECORDED) if step.name == name).words)
 
     assert "experiment=vla_grpo_recordings " in learning() and "cloning/clone/policy" in learning()
     order = ["clone_4", "clone", "clone_2", "clone_3"]
@@ -85,6 +93,8 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
     write_json(options.out / "ranking.json", {"policies": rows})
     found = learning()
     assert "experiment=vla_grpo_recordings_pi05 " in found and "cloning/clone_4/policy" in found
+    anew = learning("clone_phase_2")
+    assert "experiment=clone_recordings " in anew and "trainer.seed=4" in anew, "of the chosen kind and seed"
     options = replace(options, clones=1)
     assert "cloning/clone/policy" in learning(), "fewer are trained now than were ranked"
     options = replace(options, clones=2)
@@ -152,6 +162,7 @@ def rate(successes: int) -> Mapping[str, Any]:
         ("go", 40, 50, "unclear"),
         ("doubtful", 70, 30, "worse"),
         ("no", 40, 70, "refused"),
+        ("overruled", 40, 70, "better"),
         ("go", 40, None, "unfinished"),
     ],
 )
@@ -159,11 +170,12 @@ def test_the_verdict_follows_from_what_was_measured(
     tmp_path: Path, verdict: str, before: int, after: int | None, word: str
 ) -> None:
     contents: dict[str, tuple[str, Any]] = dict(
-        gate=("card.json", _card(verdict, "its reason")), learning=("learnt", "")
+        gate=("card.json", _card("no" if verdict == "overruled" else verdict, "its reason")), learning=("learnt", "")
     )
     contents["before"] = "before/evaluation.json", rate(before)
     contents["after"] = "after/evaluation.json", after and rate(after)
-    options, steps = replace(OPTIONS, out=tmp_path), writing(tmp_path, contents)
+    options = replace(OPTIONS, out=tmp_path, allow_unchecked=verdict == "overruled")
+    steps = writing(tmp_path, contents)
     figures = WayResults(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
         for step in steps if after is not None else steps[:-1]:
@@ -175,14 +187,16 @@ def test_the_verdict_follows_from_what_was_measured(
     assert found.word == word
     assert found.sentence in page.read_text() and json.loads((tmp_path / "verdict.json").read_text())["verdict"] == word
     assert (word == "refused") == found.next_step.startswith("do this. --phases 1 records")
+    assert (verdict == "overruled") == ("the gate says no, which was overruled" in found.sentence)
 
 
-def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("verdict", "word"), [("no", "refused"), ("go", "unclear")])
+def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict: str, word: str) -> None:
     options = replace(OPTIONS, out=tmp_path, policies=("openvla_oft", "pi05"))
     rows = [{"policy": f"RUN/{name}/policy", "value": {"value": 0.5}} for name in ("clone_2", "clone")]
     contents = {
         "choice": ("ranking.json", {"policies": rows, "problem": ""}),
-        "gate": ("card.json", _card("no", "its reason")),
+        "gate": ("card.json", _card(verdict, "its reason")),
         "learning": ("learnt", ""),
         "before": ("before/evaluation.json", rate(40)),
         "chosen": ("chosen/evaluation.json", rate(90)),
@@ -195,8 +209,8 @@ def test_a_refused_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path) 
             if step.name not in without(options, runner, figures, refusals(options, runner, figures)):
                 runner.run(step)
         found = verdict_of(options, runner, figures)
-        assert not (tmp_path / "learnt").exists() and not (tmp_path / "after").exists()
-    assert found.word == "refused"
+        assert {(tmp_path / name).exists() for name in ("learnt", "after")} == {verdict == "go"}
+    assert found.word == word and (verdict == "no") != ("true success 0.450 before, 0.450 after" in found.sentence)
     said = "Imagination ranks clone 2, pi05, seed 0, first of 2 clones: its true success is 0.450, that of clone,"
     assert f"{said} openvla_oft, seed 0, 0.200 (+0.250, with 95 %" in found.sentence
 
@@ -229,8 +243,9 @@ def test_what_became_worse_in_a_trial_is_not_kept(
     for end, (tried, weights) in policies.items():
         if end:
             contents["clone_phase_2"] = "posttraining/cloning/clone_phase_2/policy/weights", "the new clone"
-            contents["trial_clone_2"] = "trial_clone_2/evaluation.json", rate(anew)
         contents[f"trial_before{end}"] = f"trial_before{end}/evaluation.json", rate(40)
+        if end:
+            contents["trial_clone_2"] = "trial_clone_2/evaluation.json", rate(anew)
         contents[f"gate{end}"] = (
             f"phase{end}/card.json" if end else "card.json",
             _card("no" if end and is_refused else "go", ""),
@@ -241,18 +256,24 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         if not end:
             contents["before"] = "before/evaluation.json", rate(40)
         contents[f"after{end}"] = f"after{end}/evaluation.json", rate(95 if end else 90)
-    (tmp_path / "posttraining/cloning/clone/policy").mkdir(parents=True)
+    for folder in ("cloning/clone/policy", "cloning/clone_phase_2/policy", "reinforcement_learning/policy_2"):
+        (tmp_path / "posttraining" / folder).mkdir(parents=True)
     (tmp_path / "posttraining/cloning/clone/policy/weights").write_text("the clone")
+    (phases_of(options)[1].learnt / "metrics.jsonl").write_text('{"iteration": 1}')
     (tmp_path / "phase_2").mkdir()
-    (tmp_path / "posttraining/cloning/clone_phase_2/policy").mkdir(parents=True)
-    monkeypatch.setattr(ways, "steps_of", lambda *_: writing(tmp_path, contents))
+
+    def plan(*_: Any) -> list[WayStep]:
+        return writing(tmp_path, contents | {"learning_2": ("learning_2", phases_of(options)[1].policy.parent.name)})
+
+    monkeypatch.setattr(ways, "steps_of", plan)
     monkeypatch.setattr(ways, "look", lambda _: RECORDED)
     monkeypatch.setattr(ways, "require_suite", lambda *_: None)
     found = ways.improve(options)
     assert found.word == word
     first, later = ((phase.result / "weights").read_text() for phase in phases_of(options))
     assert first == ("the clone" if after < 40 else '"learnt"')
-    assert (tmp_path / "learning_2").exists() != is_refused
+    learner = tmp_path / "learning_2"  # what learns there is known once both have been tried
+    assert is_refused != learner.exists() and (is_refused or ("clone_phase_2" in learner.read_text()) == (anew >= 40))
     kept = '"the new clone"' if anew >= 40 else first
     assert later == (kept if second < max(40, anew) else '"learnt_2"')
     is_new = second >= 40 or anew >= 40
@@ -263,7 +284,8 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         assert ("learnt in phase 2 was worse and is not kept" in found.sentence) == (second < 40 and not is_refused)
         assert ("phase 2 ends with its new clone" in found.sentence) == (anew >= 40)
         assert ("0.475 after" if is_new else "0.450 after") in found.sentence
-    assert found.sentence in (tmp_path / "index.html").read_text()
+    page = (tmp_path / "index.html").read_text()
+    assert found.sentence in page and (is_refused or f"and {max(40, anew) / 200:.3f} before" in page)
     (tmp_path / "trial_clone_2/evaluation.json").write_text("{}")
     with pytest.raises(DataError, match=r"trial_clone_2/evaluation.json is no evaluation .* Remove it"):
         phases_of(options)
@@ -278,6 +300,7 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
         "gate",
         "learning",
         "export",
+        "trial_before",
         "before",
         "after",
         "collect_2",
@@ -294,12 +317,12 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     steps = writing(tmp_path, contents)
     figures = WayResults(tmp_path)
     with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
-        for step in steps[: 6 if second is None else None]:
+        for step in steps[: 7 if second is None else None]:
             if step.name not in without(options, runner, figures, refusals(options, runner, figures)):
                 runner.run(step)
         done = {step.name for step in steps if not runner.why(step)}
         found = verdict_of(options, runner, figures)
-    assert {"before", "collect_2"} <= done and not {"learning", "export", "after"} & done
+    assert {"before", "collect_2"} <= done and not {"learning", "export", "trial_before", "after"} & done
     assert ("learning_2" in done) == (second == "go") and found.word == word
     assert word != "better" or "and no to phase 1" in found.sentence
     assert word != "refused" or "the second" in found.sentence
