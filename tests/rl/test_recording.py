@@ -123,7 +123,8 @@ def test_what_is_recorded_is_what_an_evaluation_plays() -> None:
 
 def test_the_command_writes_a_data_set_and_adds_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "data"
-    words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 3, "--out", out, "--batch_size", 2)
+    words = ("--suite", "toy_covered", "--policy", f"{__name__}:Wanderer", "--episodes", 3, "--out", out)
+    words += ("--batch_size", 2)
     (tmp_path / "data.unfinished").mkdir()
     (tmp_path / "data.unfinished" / "left").write_text("by a collection that was killed")
     assert call(collect, *words) == 0
@@ -143,7 +144,8 @@ def test_the_command_writes_a_data_set_and_adds_to_it(tmp_path: Path, capsys: py
     assert after.columns(5, ["index"])["index"][-1] == sum(after.episodes.lengths) - 1
     assert after.frames(4, CAMERA, [0, 1]).shape == (3, 2, 48, 48)
     record = json.loads((out / "collection.json").read_text())["collections"]
-    assert [(one["from_episode"], one["episodes"], one["first"]) for one in record] == [(0, 3, 10_000), (3, 3, 20_000)]
+    facts = [tuple(one[key] for key in ("from_episode", "episodes", "first", "split")) for one in record]
+    assert facts == [(0, 3, 10_000, "train"), (3, 3, 20_000, "train")]
 
 
 def robots(folder: Path, camera: str, **more: Any) -> Path:

@@ -19,7 +19,7 @@ from cosmos_predict2.toy_world.physics import (
     gap,
     object_position,
 )
-from cosmos_predict2.toy_world.rendering import THINGS, detect, render, render_wrist
+from cosmos_predict2.toy_world.rendering import COVER, THINGS, detect, render, render_wrist
 from cosmos_predict2.toy_world.world import ToyWorld
 
 
@@ -217,10 +217,15 @@ def test_a_still_scene_is_a_still_picture_and_each_picture_depends_on_its_state_
 def test_a_camera_at_the_wrist_sees_what_a_cover_hides_from_above() -> None:
     states = make_episodes(40, 2, setting="covered", tasks=("push_puck",)).states[:, 0]
     cover = SETTINGS["covered"].cover
+    assert cover is not None
     moved = states.copy()
     moved[:, object_position(0)] += 48 - 2 * moved[:, object_position(0)]  # through the middle of the table
     moved[:, GOAL] += 48 - 2 * moved[:, GOAL]
     assert numpy.array_equal(render(states, 48, cover), render(moved, 48, cover))
+    hidden = (render(numpy.full(STATE_SIZE, -1000.0), 48, cover) == COVER).all(-1)
+    assert hidden[cover:-cover, cover:-cover].all() and hidden.sum() == (48 - 2 * cover) ** 2
+    world = ToyWorld(2, setting="covered")
+    assert numpy.array_equal(world.reset(), render(world.states, 48, cover))
     wrist = detect(render_wrist(states, 48), THINGS)
     x, y = states[:, GRIPPER].astype(int).T
     assert (render(states, 48, cover)[range(40), y, x] == COLOURS["open gripper"]).all()

@@ -39,9 +39,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_toy_worlds_starts_are_those_of_its_simulator() -> None:
-    for split in ("train", "val"):
+    for split, setting in (("train", "default"), ("val", "covered")):
         options = {"trial_ids": [0, 7, 3], "task_ids": [0, 1, 1]}
-        arguments = dict(tasks=("push_puck", "carry_box"), split=split, seed=2)
+        arguments = dict(tasks=("push_puck", "carry_box"), setting=setting, split=split, seed=2)
         observed, info = ToyEnv(3, **arguments).reset(options=options)
         starts = ToyStarts(**arguments).starts(options["task_ids"], options["trial_ids"])
         assert torch.equal(starts.pictures_E_F_H_W_C[:, 0], observed["full_image"])
