@@ -50,9 +50,11 @@ def test_a_figure_that_noise_hides_is_not_printed(
 def test_all_ways_of_driving_are_timed_and_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     args = Namespace(teacher="", load_ema=False, teacher_steps=1, student="", causal="", rounds=1)
     driving.speed(args)
-    driving.minute(Namespace(**vars(args), minute=32, actions=8, tables=2))
+    driving.minute(Namespace(**vars(args), minute=64, actions=8, tables=2))
     rows = capsys.readouterr().out.splitlines()
     assert len([row for row in rows if row.startswith("  ")]) == 4 + 4 and "faster" in rows[4]
+    (true,) = [row.split() for row in rows if "the simulator" in row]
+    assert true[6:] == ["0.00"] * 4 + ["1.00"] * 8, "nothing fades there, all is seen, and the gripper is where it is"
 
 
 @pytest.mark.parametrize(("way", "printed"), [("product", "as one batch of two"), ("apart", "one after the other")])

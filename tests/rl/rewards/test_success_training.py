@@ -411,7 +411,7 @@ def test_the_command_trains_calibrates_and_measures_a_reward_model(recordings: P
     found = json.loads((tmp_path / "rm" / "quality.json").read_text())
     assert {kind: quality["count"] for kind, quality in found["quality"].items()} == {"held out": 13}
     reward = ResnetReward(str(tmp_path / "rm" / "reward_model.safetensors"), device="cpu")
-    assert reward.threshold == found["threshold"]
+    assert reward.threshold == found["threshold"] and len(reward.model.heads) == len(found["outputs"]) == 2
     assert reward.judge(torch.zeros(1, 2, 48, 48, 3, dtype=torch.uint8), {}).value_E_F.shape == (1, 2)
     root = ElementTree.fromstring((tmp_path / "rm" / "reliability.svg").read_text())
     assert len(root.findall("{*}polyline")) == 2, "a line for each kind of pictures, and one for what is right"
