@@ -28,6 +28,7 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition
 from cosmos_predict2.models.config import Passes, Predict2Video2WorldModelConfig, model_config
+from cosmos_predict2.models.teacher import student_node
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.imagination import Imagination
@@ -223,7 +224,8 @@ class OwnFramesModel(Video2WorldModel):
     @classmethod
     def passes(cls, config: Any, conditions: int) -> Passes:
         own = own_frames_of(config)
-        history, passes = passes_of(own), super().passes(config, own.minibatch)  # of rewards it is the batch
+        passes = super().passes(config, own.minibatch)  # of rewards it is the batch
+        history = passes_of(own, student_node(config) is not None)
         if passes is None:
             return history
         rollout = passes.rollout + history.rollout * own.minibatch / passes.clips
@@ -312,9 +314,9 @@ def check_batches(own: OwnFramesConfig, context: CheckContext) -> Iterator[Findi
         yield error("trainer.max_iter", text, f"Set a multiple of {parts}")
 
 
-def passes_of(own: OwnFramesConfig) -> Passes:
-    """The passes of a micro-batch, with its part of the imagining."""
-    each = 0 if own.level == 0 else 1 if own.level else own.num_steps + 1
+def passes_of(own: OwnFramesConfig, is_student: bool = False) -> Passes:
+    """The passes of a micro-batch, with its part of the imagining; a student's last step ends in clean latents."""
+    each = 0 if own.level == 0 else 1 if own.level else own.num_steps + (not is_student)
     imagined = max(own.share, own.share_at_start) * each * (own.chunks - 1) / own.chunks
     return Passes(
         rollout=round(imagined, 2),

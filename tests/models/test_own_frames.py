@@ -135,9 +135,9 @@ def test_a_student_has_no_histories_from_other_noise_or_in_more_steps_than_its_o
 
 
 def test_the_passes_of_a_student_are_those_of_the_chunks_that_are_trained_on_together() -> None:
-    work = read_workload(compose(CONFIG, [*SHORT, *student(False), f"{OWN}.share=0"]), 1)
+    work = read_workload(compose(CONFIG, [*SHORT, *student(False), f"{OWN}.share=1"]), 1)
     assert work.passes is not None
-    assert (work.passes.rollout, work.passes.clips, work.batch_size) == (2, 2, 2)
+    assert (work.passes.rollout, work.passes.clips, work.batch_size) == (2.67, 2, 2), "two of three chunks are imagined"
     assert work.passes.batch_key == f"{OWN}.minibatch"
 
 
