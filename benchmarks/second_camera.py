@@ -10,20 +10,19 @@ hour of a core. Likeness and state are those of 128 held-out clips of two chunks
 """
 
 import json
-import math
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from benchmarks import machine
-from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation
+from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.cloning import Beginning
 from cosmos_predict2.rl.policies.files import load_weights
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.buildable import buildable
 
 CAMERAS = {"both": "front+wrist", "front": "front", "wrist": "wrist"}
@@ -32,27 +31,16 @@ SIDE = 16  # of a view as the policy sees it
 
 
 @buildable("policy", "camera_policy")
-class CameraPolicy(nn.Module):
-    """Coarse pictures of each view -> convolutions -> ``num_knots`` motions, with normal noise where it samples."""
+class CameraPolicy(ToyPolicy):
+    """A `ToyPolicy` that sees coarse pictures of each view, by convolutions, in place of the places of things."""
 
-    cloning: ClassVar[dict[str, Any]] = dict(steps=1500)
-
-    def __init__(
-        self,
-        action_dim: int = 4,
-        chunk: int = 12,
-        num_views: int = 2,
-        num_knots: int = 4,
-        noise: float = 0.2,
-        path: str = "",
-    ) -> None:
-        super().__init__()
-        self.action_dim, self.chunk, self.num_views, self.noise = action_dim, chunk, num_views, noise
-        self.num_knots = num_knots
-        self.arguments = dict(action_dim=action_dim, chunk=chunk, num_views=num_views, num_knots=num_knots, noise=noise)
-        self.net = nn.Sequential(
+    def __init__(self, action_dim: int = 4, chunk: int = 12, num_views: int = 2, path: str = "") -> None:
+        super().__init__(action_dim, chunk)
+        self.num_views = num_views
+        self.arguments = dict(action_dim=action_dim, chunk=chunk, num_views=num_views)
+        self.mlp = nn.Sequential(
             *(nn.Conv2d(3 * num_views, 32, 3, padding=1), nn.SiLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.SiLU()),
-            *(nn.Flatten(), nn.Linear(32 * (SIDE // 2) ** 2, 128), nn.SiLU(), nn.Linear(128, num_knots * 2)),
+            *(nn.Flatten(), nn.Linear(32 * (SIDE // 2) ** 2, 128), nn.SiLU(), nn.Linear(128, self.num_knots * 2)),
         )
         if path:
             load_weights(self, path)
@@ -62,41 +50,10 @@ class CameraPolicy(nn.Module):
         """A policy of all views of the recordings, or of the first so many."""
         return cls(action_dim, chunk, num_views or len(start.windows.views))
 
-    def act(
-        self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
-    ) -> Decision:
-        with torch.no_grad():
-            seen = self.see(observation)
-            knots, log_prob = self.means(seen), None
-            if mode == "sample" and temperature > 0:
-                std = self.noise * temperature
-                noise = torch.stack([torch.randn(knots.shape[1:], generator=each) for each in generators])
-                knots, log_prob = knots + std * noise, -0.5 * noise.square() - math.log(std * math.sqrt(2 * math.pi))
-            moves = knots.clamp(-1, 1).repeat_interleave(self.chunk // self.num_knots, dim=1)
-            actions = torch.nn.functional.pad(moves, (0, self.action_dim - 2))
-            return Decision(actions, {"seen": seen, "knots": knots}, log_prob)
-
-    def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
-        off = (record["knots"] - self.means(record["seen"])) / self.noise
-        log_prob = -0.5 * off.square() - math.log(self.noise * math.sqrt(2 * math.pi))
-        return LogProb(log_prob, torch.full_like(log_prob, 0.5 + math.log(self.noise * math.sqrt(2 * math.pi))))
-
-    def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
-        """The record of a demonstrator: each knot is the mean of what it holds."""
-        knots = actions_B_A_D[..., :2].unflatten(1, (self.num_knots, -1)).mean(dim=2)
-        return {"seen": self.see(observation), "knots": knots}
-
-    def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
-        return -self.log_prob(record).log_prob_B_K_N.mean()
-
     def see(self, observation: Observation) -> Tensor:
         views = [observation["full_image"], *observation["wrist_image"].unbind(1)][: self.num_views]
-        pictures = torch.cat(views, dim=-1).permute(0, 3, 1, 2).float() / 127.5 - 1
+        pictures = torch.cat(views, dim=-1).permute(0, 3, 1, 2).to(self.shares) / 127.5 - 1
         return adaptive_avg_pool2d(pictures, SIDE)
-
-    def means(self, seen: Tensor) -> Tensor:
-        knots: Tensor = self.net(seen).unflatten(1, (self.num_knots, 2))
-        return knots
 
 
 # --- the way
