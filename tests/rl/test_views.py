@@ -130,6 +130,10 @@ def test_a_clone_of_two_views_plays_in_the_imagination_of_both(
         require_views("P", found.views, {**observed, "wrist_image": observed["wrist_image"][:, :0]})
 
 
+def test_a_policy_that_sees_nothing_needs_no_camera(recordings: Path) -> None:
+    assert read_policy(f"null:still:{recordings}")[0].chunk == 12
+
+
 def test_other_views_of_world_model_policy_or_starts_are_refused_by_name(world: Imagination, recordings: Path) -> None:
     one, pictures = Imagination(world.world), torch.zeros(3, 2 * SIDE, SIDE, 3, dtype=torch.uint8)
     two_views, one_view = PolicyDefaults(), PolicyDefaults()

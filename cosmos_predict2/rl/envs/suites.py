@@ -19,7 +19,7 @@ from cosmos_predict2.rl.envs.remote import address_of, facts_of, of_address
 from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.interfaces import VecEnv
-from imaginaire.buildable import buildable, made, resolve
+from imaginaire.buildable import buildable, completed, made, resolve
 from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import ConfigError
 
@@ -160,6 +160,12 @@ def _imagined(address: str, tasks: list[str]) -> SuitePlan:
     return SuitePlan(names, episodes, facts["num_envs"], env, False, lambda: conditions, fps=facts["fps"])
 
 
+class OwnDefaults:
+    """Optional of a class that is a suite."""
+
+    num_trials: int | None = None  # starts of a task: more would be the same again
+
+
 def _own(cls: type, tasks: list[str]) -> SuitePlan:
     """A class that is called with the number of environments and keeps `VecEnv`, or one of a `TaskEnv`."""
     name = cls.__name__
@@ -179,8 +185,8 @@ def _own(cls: type, tasks: list[str]) -> SuitePlan:
             log.warning(text, len(names), num_tasks, name)
         return found
 
-    num_trials = getattr(cls, "num_trials", None)  # more would be the same starts again
-    episodes = min(OWN_EPISODES, num_trials * len(names)) if isinstance(num_trials, int) else OWN_EPISODES
+    own: Any = completed(cls, OwnDefaults)
+    episodes = min(OWN_EPISODES, own.num_trials * len(names)) if isinstance(own.num_trials, int) else OWN_EPISODES
     return SuitePlan(names, episodes, AT_ONCE, env, False, dict, fps=10.0)
 
 

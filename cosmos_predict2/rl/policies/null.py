@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.data.dataset_forms import form_of
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, Policy, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import CloneWindows, recorded_demonstrations
 from imaginaire import random
@@ -78,6 +80,8 @@ def null_policy(address: str, chunk: int = 12, camera: str | None = None) -> Nul
             f"{address}: a null policy is {', '.join(f'{ADDRESS}{one}:FOLDER' for one in KINDS)}, with the recordings"
             f" of the robot.{near(kind, KINDS)}"
         )
+    if camera is None and form_of(Path(folder)) == "lerobot":  # any will do: no picture is read
+        camera = next(iter(LeRobotSource.open(folder).info.cameras), None)
     demonstrations = recorded_demonstrations(Path(folder), camera=camera)
     windows = demonstrations.without_pictures(chunk, demonstrations.places(chunk))
     return NullPolicy(kind, windows.actions_B_A_D)

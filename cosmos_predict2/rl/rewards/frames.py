@@ -28,6 +28,9 @@ class ToyDetectorReward(FrameRewardDefaults):
             self.setting, _ = find_setting(setting, None)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        if self.setting.cover is not None:
+            cure = "give a reward of recordings (--reward, scripts.train_reward_model)"
+            raise ConfigError(f"ToyDetectorReward sees nothing below the cover of the setting '{setting}': {cure}.")
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
         if "goal" not in context:

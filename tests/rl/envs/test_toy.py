@@ -9,6 +9,7 @@ from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.toy_world.physics import SETTINGS
 from cosmos_predict2.toy_world.rendering import render, render_wrist
@@ -112,6 +113,8 @@ def test_a_covered_table_is_seen_from_the_wrist_too() -> None:
     assert (env._judged(numpy.arange(4))[0] < 0.1).all()
     assert ToyEnv(2).reset()[0]["wrist_image"].shape == (2, 0, 48, 48, 3)
     check_environment(suites.find("toy_covered").env(3, SimpleNamespace(action_dim=4)))
+    with pytest.raises(ConfigError, match=r"below the cover of the setting 'covered': give a reward .*--reward"):
+        ToyDetectorReward("covered")
 
 
 def test_each_task_has_tables_of_its_own() -> None:
