@@ -129,9 +129,8 @@ class ToyEnv(EnvDefaults):
         if self.ring_elsewhere:
             draws = numpy.stack([episode_generator(RING_SEED, int(seed)).random(3) for seed in self._book.seeds[ids]])
             is_elsewhere = draws[:, 0] < self.ring_elsewhere
-            states[is_elsewhere, :, GOAL] = random_spot(draws[is_elsewhere, 1:], self.size, self.setting.goal_margin)[
-                :, None
-            ]
+            spots = random_spot(draws[is_elsewhere, 1:], self.size, self.setting.goal_margin)
+            states[is_elsewhere, :, GOAL] = spots[:, None]
         return torch.from_numpy(render(states, self.size, self.setting.cover))
 
     def _observation(self, ids: Ids) -> Observation:

@@ -142,7 +142,7 @@ def became_worse(phase: Phase, runner: Runner, figures: WayResults) -> bool | No
     steps = {step.name: step for step in runner.steps}
     if any(name not in steps or runner.why(steps[name]) for name in names):
         return None
-    *before, after = (figures.success(name)["rate"] for name in names)
+    *before, after = (way.rate_of(figures.out / name / "evaluation.json") for name in names)
     return bool(after < max(before))
 
 

@@ -186,18 +186,18 @@ def phases_of(options: Options) -> list[Phase]:
             phase = replace(phase, clone=replace(chosen(options), name=f"clone_phase{end}"))
             paths = [options.out / name / "evaluation.json" for name in phase.trials_before]
             if all(path.exists() for path in paths):
-                rate, anew = map(_rate, paths)
+                rate, anew = map(rate_of, paths)
                 phase = replace(phase, is_anew=anew >= rate)
         found.append(phase)
     return found
 
 
-def _rate(path: Path) -> float:
+def rate_of(path: Path) -> float:
     """True success of an evaluation."""
     try:
         return float(foreign_json.load_object(path)["success"]["rate"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} is no evaluation ({error!r}). Remove it: it is made again.") from error
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path} is no evaluation ({error!r}). Remove {path.parent}: it is made again.") from error
 
 
 Words = tuple[str, ...]

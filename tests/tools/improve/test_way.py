@@ -286,9 +286,10 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         assert ("0.475 after" if is_new else "0.450 after") in found.sentence
     page = (tmp_path / "index.html").read_text()
     assert found.sentence in page and (is_refused or f"and {max(40, anew) / 200:.3f} before" in page)
-    (tmp_path / "trial_clone_2/evaluation.json").write_text("{}")
-    with pytest.raises(DataError, match=r"trial_clone_2/evaluation.json is no evaluation .* Remove it"):
-        phases_of(options)
+    for name in ("trial_after", "trial_clone_2"):
+        (tmp_path / name / "evaluation.json").write_text("{}")
+        with pytest.raises(DataError, match=f"{name}/evaluation.json is no evaluation .* Remove .*/{name}:"):
+            ways.improve(options)
 
 
 @pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
@@ -296,20 +297,8 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     """Its own true episodes are what a policy lacks that imagination is too kind to."""
     options = replace(OPTIONS, out=tmp_path, suite="gym:any", phases=1)
     first, later = (phase.folder.relative_to(tmp_path) for phase in phases_of(options))
-    names = [
-        "gate",
-        "learning",
-        "export",
-        "trial_before",
-        "before",
-        "after",
-        "collect_2",
-        "gate_2",
-        "learning_2",
-        "export_2",
-        "after_2",
-    ]
-    contents: dict[str, tuple[str, Any]] = {name: (f"{name}.txt", "") for name in names}
+    names = "gate learning export trial_before before after collect_2 gate_2 learning_2 export_2 after_2"
+    contents: dict[str, tuple[str, Any]] = {name: (f"{name}.txt", "") for name in names.split()}
     contents["gate"] = f"{first}/card.json", _card("no", "the first")
     if second is not None:
         contents["gate_2"] = f"{later}/card.json", _card(second, "the second")
