@@ -96,6 +96,19 @@ def test_the_policy_of_two_cameras_keeps_the_rules_and_one_of_one_sees_the_front
     assert torch.equal(policy.see(observed), policy.see(other)) == (num_views == 1)
 
 
+def test_a_twin_learns_by_world_model_and_reward_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[str] = []
+    monkeypatch.setattr(second_camera.machine, "program", lambda root, *given: words.extend(map(str, given)))
+    monkeypatch.setattr(second_camera, "truth", lambda root, policy: float("learnt" in policy.name))
+    for made in ("cloning/clone_both_1_7/policy", "reinforcement_learning/learnt_both_1_7"):
+        (tmp_path / "of_all" / made).mkdir(parents=True)
+    assert second_camera.learn(tmp_path, tmp_path / "both", 7, 1) == (0, 1), "before, after"
+    asked = ["dataloader_train.dataset.camera=front+wrist", "+model.config.arguments.num_views=1"]
+    for key, place in (("starts", "starts_both"), ("reward", "reward_both/reward_model.safetensors")):
+        asked.append(f"model.config.env.{key}.path={tmp_path}/{place}")
+    assert {*asked} <= {*words} and words.count("trainer.seed=7") == 2
+
+
 @pytest.mark.long
 def test_a_policy_that_needs_the_second_camera_learns_by_it_in_imagination(tmp_path: Path) -> None:
     """The twin sees the camera above alone; world model and reward are the same."""

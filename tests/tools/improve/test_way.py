@@ -64,7 +64,8 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     assert len(made) == len(set(made))
     found = {step.name: step.words for step in steps if "--first" in step.words}
     firsts = {name: words[words.index("--first") + 1] for name, words in found.items()}
-    assert len({firsts[name] for name in ("trial_after", "after", "collect_2")}) == 3, "no start serves twice"
+    assert len({firsts[name] for name in ("trial_after", "after", "collect_2", "collect_3")}) == 4, "each serves once"
+    assert str(phases_of(options)[1].data) in found["collect_3"], "which holds what the phase before recorded"
     for phase in phases_of(options):
         words = found[f"trial_before{phase.end}"]
         given = dict(itertools.pairwise(words))
