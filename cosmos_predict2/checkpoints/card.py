@@ -529,6 +529,7 @@ def start_facts(folder: str) -> dict[str, Any]:
         for line in storage.read_text(file).splitlines():
             if line.strip():
                 facts.update(foreign_json.loads(line))
+        facts.pop("command", None)  # as it was typed, with ${...} of its overrides
         foreign_json.refuse_interpolations(facts, file)
     except (ValueError, TypeError) as error:
         log.warning("%s cannot be read: %s", file, error)

@@ -248,6 +248,15 @@ def test_a_config_beside_weights_that_cannot_be_read_is_a_warning(
     assert cause in caplog.text and str(tmp_path / "config.yaml") in caplog.text
 
 
+def test_a_start_whose_command_had_an_interpolation_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.yaml").write_text("job: {name: mine}")
+    (tmp_path / "runs.jsonl").write_text('{"command": ["train", "+a=${recorded_state_range:}"], "frame_rate": 20.0}')
+    assert read_card(str(tmp_path / "checkpoints" / "model" / "iter_000000001.pt")).frame_rate == 20.0
+    (tmp_path / "runs.jsonl").write_text('{"frame_rate": "${oc.env:HOME}"}')
+    assert not read_card(str(tmp_path / "checkpoints" / "model" / "iter_000000001.pt")).starts
+    assert caplog.text.count("interpolation") == 1
+
+
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 
