@@ -406,12 +406,14 @@ ANY = ("--least_precision", "0", "--least_recall", "0", "--least_area", "0")
 
 
 def test_the_command_trains_calibrates_and_measures_a_reward_model(recordings: Path, tmp_path: Path) -> None:
-    words = ("--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.34", "--batch_size", "8")
+    words = ("--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.5", "--batch_size", "8")
     assert call(train_reward_model, *words, *ANY, "--steps", "3", "--out", str(tmp_path / "rm")) == 0
     found = json.loads((tmp_path / "rm" / "quality.json").read_text())
-    assert {kind: quality["count"] for kind, quality in found["quality"].items()} == {"held out": 13}
+    assert {kind: quality["count"] for kind, quality in found["quality"].items()} == {"held out": 13}, "of one in three"
+    assert [(one["episodes"], one["successes"]) for one in found["ends"].values()] == [(3, 3)]
     reward = ResnetReward(str(tmp_path / "rm" / "reward_model.safetensors"), device="cpu")
     assert reward.threshold == found["threshold"] and len(reward.model.heads) == len(found["outputs"]) == 2
+    assert reward.views == ("",)
     assert reward.judge(torch.zeros(1, 2, 48, 48, 3, dtype=torch.uint8), {}).value_E_F.shape == (1, 2)
     root = ElementTree.fromstring((tmp_path / "rm" / "reliability.svg").read_text())
     assert len(root.findall("{*}polyline")) == 2, "a line for each kind of pictures, and one for what is right"
