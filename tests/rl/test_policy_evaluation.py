@@ -207,11 +207,11 @@ def test_starts_go_on_where_others_ended_and_draw_by_their_own_numbers() -> None
 
 
 def test_the_toy_suite_has_held_out_starts() -> None:
-    place = suites.find("toy", ["push_puck", "touch_box"])
+    place = suites.find("toy", ["push_puck", "touch_box"], max_steps=9)
     env, other = place.env(3, ToyPolicy(width=8)), ToyEnv(3, tasks=["push_puck", "touch_box"], split="val")
     begin = dict(task_ids=[0, 1, 1], trial_ids=[0, 1, 2])
     assert torch.equal(*(one.reset(options=begin)[1]["states"] for one in (env, other)))
-    assert (place.episodes, place.at_once, place.in_blocks) == (800, 200, False)
+    assert (place.episodes, place.at_once, place.in_blocks, env.metadata["max_steps"]) == (800, 200, False, 9)
 
 
 class TwoTasks(ToyEnv):
