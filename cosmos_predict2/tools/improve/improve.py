@@ -36,17 +36,7 @@ from cosmos_predict2.tools.improve.page import (
     write_page,
 )
 from cosmos_predict2.tools.improve.steps import Runner, digest
-from cosmos_predict2.tools.improve.way import (
-    CHOICE,
-    POLICIES,
-    TRIAL_CLONE,
-    Options,
-    Phase,
-    RecordedSizes,
-    look,
-    phases_of,
-    steps_of,
-)
+from cosmos_predict2.tools.improve.way import POLICIES, Options, Phase, RecordedSizes, look, phases_of, steps_of
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError
@@ -87,8 +77,7 @@ def improve(options: Options) -> WayVerdict:
             try:
                 if runner.run(step) and step.name in ("split", "tokenizer"):
                     illustrate(step.name, options, recorded)
-                if step.name == CHOICE or step.name.startswith(TRIAL_CLONE):
-                    runner.steps = steps_of(options, recorded)
+                runner.steps = steps_of(options, recorded)  # what learns may be known now
             finally:
                 page = write_page(options, runner, figures)
     found = verdict_of(options, runner, figures)
