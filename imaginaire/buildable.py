@@ -99,7 +99,11 @@ def recorded(name: str, kind: str) -> Any | None:
 def made(make: Callable[..., T], required: Mapping[str, Any], what: str, **offered: Any) -> T:
     """The result of a call with all ``required`` arguments, which it must take, and those offered that it takes."""
     known = require_taken(make, required, what)
-    return make(**{**{name: value for name, value in offered.items() if name in known}, **required})
+    given = {**{name: value for name, value in offered.items() if name in known}, **required}
+    for name in known:
+        if name not in given and signature(make)[name].default is inspect.Parameter.empty:
+            raise ConfigError(f"{what}{name} has no default: give it.")
+    return make(**given)
 
 
 def require_taken(make: Callable[..., Any], required: Iterable[str], what: str) -> Collection[str]:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy that looks ahead plays what is imagined to be worth most, of what it would do anyway."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.rl.envs.first_frames import GivenStarts
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.imagined.look_ahead import LookAhead
+from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire.errors import ConfigError
+from scripts import evaluate_policy
+from tests.programs import call
+
+
+class Left(FrameRewardDefaults):
+    """Pictures whose left half is bright are worth more; with ``scale`` 0 all are worth the same."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def judge(self, frames_E_F_H_W_C: torch.Tensor, context: Any) -> Judgement:
+        value = self.scale * frames_E_F_H_W_C[:, :, :, :24].double().mean(dim=(2, 3, 4))
+        return Judgement(value.float(), value > 0)
+
+
+@pytest.fixture(scope="module")
+def imagination() -> Imagination:
+    return imagination_of(device="cpu")
+
+
+def draws(num: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(7 + k) for k in range(num)]
+
+
+def seen(num: int) -> dict[str, Any]:
+    first = ToyStarts(split="val").starts([0] * num, list(range(num)))
+    empty = torch.zeros(num, 0)
+    return {
+        "full_image": first.pictures_E_F_H_W_C[:, -1],
+        "wrist_image": empty,
+        "state": empty,
+        "task_description": ["push"] * num,
+    }
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_best_of_the_candidates_is_played(imagination: Imagination, chunks: int) -> None:
+    policy, observation = ToyPolicy(path=""), seen(3)
+    found = LookAhead(policy, imagination, Left(), 4, chunks).act(observation, mode="greedy", generators=draws(3))
+    own = policy.act(observation, mode="greedy", generators=draws(3)).actions_E_A_D
+    worth = []
+    for k in range(3):  # each place by itself, every candidate drawn and imagined anew
+        seeds = torch.randint(2**31, (4,), generator=draws(3)[k])
+        some = [
+            own[k],
+            *(
+                policy.act(
+                    {name: value[k : k + 1] for name, value in observation.items()},
+                    mode="sample",
+                    generators=[torch.Generator().manual_seed(int(seed))],
+                ).actions_E_A_D[0]
+                for seed in seeds[1:]
+            ),
+        ]
+        values = []
+        for actions in some:
+            starts: Any = GivenStarts(observation["full_image"][k : k + 1], ["push"])
+            how: Any = dict(scoring=Scoring(judge="last", reward_on="last"), clip_actions=False)
+            env = WorldModelEnv(imagination, starts, Left(), 1, 12 * chunks, **how)
+            shown, _ = env.reset(options=dict(trial_ids=[0], seeds=[int(seeds[0])]))
+            for step in range(chunks):
+                chunk = policy.act(shown, mode="greedy", generators=draws(1)).actions_E_A_D if step else actions[None]
+                shown, _, _, _, info = env.chunk_step(chunk)
+            values.append(float(info["value"]))
+        best = max(range(4), key=lambda n: values[n])
+        torch.testing.assert_close(found.actions_E_A_D[k], some[best], rtol=0, atol=1e-5)
+        worth.append(best)
+    assert any(worth), "else the policy's own decision is always the best one, and nothing is tested"
+
+
+def test_of_equals_the_policy_s_own_decision_is_played_and_places_do_not_mix(imagination: Imagination) -> None:
+    policy, observation = ToyPolicy(path=""), seen(2)
+    own = policy.act(observation, mode="greedy", generators=draws(2)).actions_E_A_D
+    same = LookAhead(policy, imagination, Left(0.0), 3).act(observation, mode="greedy", generators=draws(2))
+    assert torch.equal(same.actions_E_A_D, own)
+    ahead = LookAhead(policy, imagination, Left(), 3)
+    both = ahead.act(observation, mode="greedy", generators=draws(2)).actions_E_A_D
+    alone = ahead.act({name: value[1:] for name, value in observation.items()}, mode="greedy", generators=draws(2)[1:])
+    torch.testing.assert_close(alone.actions_E_A_D[0], both[1], rtol=0, atol=1e-5)
+    with pytest.raises(ConfigError, match="two candidates"):
+        LookAhead(policy, imagination, Left(), 1)
+    with pytest.raises(ConfigError, match="not trained"):
+        ahead.log_prob({})
+
+
+def test_programs_take_a_policy_that_looks_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = Path(tiny_action_path()).parents[1] / "tiny_policy.safetensors"
+    words = ["--policy", "cosmos_predict2.configs.rl.imagination:look_ahead_of", "--episodes", "2", "--draws", "1"]
+    given = [f"policy={tiny}", f"world_model={tiny_action_path()}", "reward=tests.rl.test_look_ahead:Left"]
+    out = ["--out", str(tmp_path / "out")]
+    assert call(evaluate_policy, *words, "--options", *given, "candidates=2", *out) == 0
+    assert (tmp_path / "out/evaluation.json").exists()
+    assert call(evaluate_policy, *words, "--options", *given[:2]) == 2
+    assert "look_ahead_of: reward has no default" in capsys.readouterr().err
