@@ -137,7 +137,8 @@ def test_branches_share_an_imagined_history_and_compare_with_the_true_future() -
     model._is_open, model.own_frames.left = True, 0
     assert not model.at_boundary(), "batches of the experience are still to come"
     own, plain = (cls.passes(config.model.config, 2) for cls in (OwnFramesRLModel, FlowGRPOModel))
-    assert own.clips == 4 and own.rollout - plain.rollout == passes_of(model.config.own_frames).rollout / 2
+    assert (own.clips, own.batch_key) == (4, plain.batch_key)
+    assert own.rollout - plain.rollout == passes_of(model.config.own_frames).rollout / 2
 
 
 @pytest.mark.long
