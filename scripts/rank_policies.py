@@ -131,8 +131,9 @@ def _played(
     with closing(suites.find(args.suite).env(AT_ONCE, policy)) as env:
         shown = SimulatedStarts(env, 1, fit_of(args.world_model), len(world.views))
         shown.recorded = starts.recorded  # type: ignore[attr-defined]
+        imagined = value(shown, chosen)  # first: a policy that does not fit is refused before it plays
         found = played(env, chosen)
-        return value(shown, chosen), mean(found.success_E[found.is_valid_E].double().numpy(), args.seed)
+        return imagined, mean(found.success_E[found.is_valid_E].double().numpy(), args.seed)
 
 
 def _known(path: str, policies: Sequence[str]) -> Mapping[str, Any]:

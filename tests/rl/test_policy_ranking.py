@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies in the order of what is imagined of them, where that order can be trusted."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,14 @@ class Still:
 
     def act(self, observation, *, mode="sample", generators=None, temperature=1.0):
         return Decision(torch.zeros(len(observation["task_description"]), self.chunk, self.action_dim), {})
+
+
+class Long(Still):
+    chunk, decisions = 24, 0
+
+    def act(self, observation, **options):
+        Long.decisions += 1
+        return super().act(observation)
 """
 
 
@@ -112,6 +121,9 @@ def test_the_program_ranks_and_refuses(
     (tmp_path / "drivers.py").write_text(DRIVER)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert call(rank_policies, *words, "drivers:Still") == 0 and "drivers:Still" in capsys.readouterr().out
+    assert call(rank_policies, *words[:-1], "drivers:Long", "drivers:Still", "--suite", "toy") == 2
+    assert "24 actions are to be executed, but" in capsys.readouterr().err
+    assert importlib.import_module("drivers").Long.decisions == 1, "refused before it plays truly"
 
     def one_number(self: Any, observation: Any, **options: Any) -> Decision:
         return Decision(torch.zeros(len(observation["task_description"]), 4, 1), {})
