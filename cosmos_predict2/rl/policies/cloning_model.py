@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from cosmos_predict2.data.lerobot.writer import write_json
@@ -247,13 +248,13 @@ class KeepBestPolicy(Callback):
 
     def figures(self, model: CloningModel, iteration: int) -> dict[str, Any]:
         """The content of clone.json."""
-        run = self.config
+        data: Any = OmegaConf.to_container(self.config.dataloader_train.dataset, resolve=True)
         return {
             "policy": model.config.policy,
             "iterations": iteration,
             "best": self.best,
             "history": self.history,
-            "data": {key: value for key, value in dict(run.dataloader_train.dataset).items() if key != "_target_"},
+            "data": {key: value for key, value in data.items() if key != "_target_"},
             "run": self.trainer.run_dir,
         }
 

@@ -89,6 +89,7 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     own = [f"model.config.policy={policy}", "trainer.max_iter=4", "model.config.ema.enabled=true"]
+    own += ["dataloader_train.dataset.action_keys=[action]"]
     for folder, lengths in ((whole, (4,)), (parts, (2, 4))):
         folder.mkdir()
         monkeypatch.chdir(folder)
@@ -100,6 +101,7 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     assert figures[0]["best"] == figures[1]["best"] and figures[0]["history"] == figures[1]["history"]
     assert figures[0]["best"]["loss"] == min(one["loss"] for one in figures[0]["history"])
     assert figures[0]["best"]["iteration"] == 4 and len(figures[0]["history"]) == 3
+    assert figures[0]["data"]["action_keys"] == ["action"]
     best, card = read_policy(str(whole / RUN))
     averaged, _ = read_policy(str(whole / RUN / "checkpoints/model/iter_000000004.pt"), "net_ema")
     assert card.about["iteration"] == 4 and best.action_dim == 2 and best.sentences == ("go",)
