@@ -53,10 +53,14 @@ def seen(num: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_the_best_of_the_candidates_is_played(imagination: Imagination, chunks: int) -> None:
+@pytest.mark.parametrize(("chunks", "execute"), [(1, None), (2, None), (2, 6)])
+def test_the_best_of_the_candidates_is_played(imagination: Imagination, chunks: int, execute: int | None) -> None:
     policy, observation = ToyPolicy(path=""), seen(3)
-    found = LookAhead(policy, imagination, Left(), 4, chunks).act(observation, mode="greedy", generators=draws(3))
+    large = {**observation, "full_image": torch.nn.functional.pad(observation["full_image"], (0, 0, 5, 0))}
+    cut: Any = dict(fit=lambda view: view[..., 5:])  # and the policy sees the same of both
+    policy.features = lambda image: ToyPolicy.features(policy, image[:, :, -48:])  # type: ignore[method-assign]
+    ahead = LookAhead(policy, imagination, Left(), 4, chunks, execute, **cut)
+    found = ahead.act(large, mode="greedy", generators=draws(3))
     own = policy.act(observation, mode="greedy", generators=draws(3)).actions_E_A_D
     worth = []
     for k in range(3):  # each place by itself, every candidate drawn and imagined anew
@@ -76,11 +80,11 @@ def test_the_best_of_the_candidates_is_played(imagination: Imagination, chunks: 
         for actions in some:
             starts: Any = GivenStarts(observation["full_image"][k : k + 1], ["push"])
             how: Any = dict(scoring=Scoring(judge="last", reward_on="last"), clip_actions=False)
-            env = WorldModelEnv(imagination, starts, Left(), 1, 12 * chunks, **how)
+            env = WorldModelEnv(imagination, starts, Left(), 1, (execute or 12) * chunks, **how)
             shown, _ = env.reset(options=dict(trial_ids=[0], seeds=[int(seeds[0])]))
             for step in range(chunks):
                 chunk = policy.act(shown, mode="greedy", generators=draws(1)).actions_E_A_D if step else actions[None]
-                shown, _, _, _, info = env.chunk_step(chunk)
+                shown, _, _, _, info = env.chunk_step(chunk, execute=execute)
             values.append(float(info["value"]))
         best = max(range(4), key=lambda n: values[n])
         torch.testing.assert_close(found.actions_E_A_D[k], some[best], rtol=0, atol=1e-5)
