@@ -235,6 +235,12 @@ def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[
         )
     if played is not None and played < LEAST_PLAYED:
         yield f"{played} played episodes are few: from {LEAST_PLAYED} on they decide"
+    within = figures.get("within_starts")
+    if isinstance(within, Estimate) and math.isnan(within.value):
+        yield (
+            "too few starts of its true attempts end in different ways: it is not known whether imagination tells"
+            " attempts from one start apart, which is what learning compares"
+        )
     yield from (text for text, is_clear in _beaten(figures, allowed) if not is_clear)
     first, last = (figures.get(name, math.nan) for name in ("obedience", "obedience_last"))
     if last < first / 2:
