@@ -358,6 +358,7 @@ def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pyte
         ((*policy, "--suite", "nowhere"), "No suite is called 'nowhere'"),
         ((*policy, "--videos", "1"), "--videos 1 needs --out"),
         ((*policy, "--setting", "hart"), "hart"),
+        ((*policy, "--suite", "toy_covered", "--setting", "hard"), "is covered. Leave --setting out, or use"),
         ((*policy, "--split", "test"), "split 'test'"),
         ((*policy, "--tasks", "push_pluck"), "push_pluck"),
         ((*policy, "--tasks", "push_puck", "push_puck"), "--tasks names push_puck twice"),

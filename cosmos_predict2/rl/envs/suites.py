@@ -75,10 +75,16 @@ def size_of_recordings(name: str, height: int) -> dict[str, Any]:
     return {"image_size": height} if name.startswith(GYM) and "image_size=" not in name else {}
 
 
-def _toy(tasks: list[str], setting: str = "default", split: str = "val", max_steps: int | None = None) -> SuitePlan:
+def _toy(
+    suite: str, tasks: list[str], setting: str | None = None, split: str = "val", max_steps: int | None = None
+) -> SuitePlan:
     from cosmos_predict2.rl.envs.toy import ToyEnv  # which the other suites know nothing of
     from cosmos_predict2.toy_world.physics import find_setting
 
+    if suite != TOY and setting not in (None, TOYS[suite]):
+        cure = f"the suite's setting is {TOYS[suite]}. Leave --setting out, or use --suite {TOY}"
+        raise ConfigError(f"--suite {suite} --setting {setting}: {cure}.")
+    setting = setting or TOYS[suite]
     given = {"setting": setting, "split": split, **({"max_steps": max_steps} if max_steps else {})}
     try:
         tasks = tasks or [find_setting(setting, None)[0].task]
@@ -92,8 +98,8 @@ def _toy(tasks: list[str], setting: str = "default", split: str = "val", max_ste
     return SuitePlan(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
 
 
-for _name, _setting in TOYS.items():
-    buildable("suite", _name)(partial(_toy, setting=_setting))
+for _name in TOYS:
+    buildable("suite", _name)(partial(_toy, _name))
 
 
 @buildable("suite", LIFT)

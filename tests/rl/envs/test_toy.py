@@ -129,9 +129,7 @@ def test_each_task_has_tables_of_its_own() -> None:
     ("arguments", "word"),
     [
         ({"setting": "easy"}, "setting"),
-        ({"tasks": ["push_puk"]}, "push_puck"),
         ({"action_dim": 5}, "action_dim"),
-        ({"split": "test"}, "split"),
         ({"reward_on": "frst"}, "reward_on"),
         ({"num_envs": 0}, "num_envs"),
         ({"num_steps": 0}, "max_steps"),
