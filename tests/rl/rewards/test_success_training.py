@@ -405,11 +405,14 @@ def test_a_world_model_of_another_robot_or_rate_is_refused_before_anything_is_tr
 ANY = ("--least_precision", "0", "--least_recall", "0", "--least_area", "0")
 
 
-def test_the_command_trains_calibrates_and_measures_a_reward_model(recordings: Path, tmp_path: Path) -> None:
+def test_the_command_calibrates_and_measures(recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, find = list[LabelledPictures](), middle_threshold
+    monkeypatch.setattr(success_training, "middle_threshold", lambda *of: seen.extend(of[1]) or find(*of))
     words = ("--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.5", "--batch_size", "8")
     assert call(train_reward_model, *words, *ANY, "--steps", "3", "--out", str(tmp_path / "rm")) == 0
     found = json.loads((tmp_path / "rm" / "quality.json").read_text())
     assert {kind: quality["count"] for kind, quality in found["quality"].items()} == {"held out": 13}, "of one in three"
+    assert [len(one) for one in seen] == [26], "the other two choose the threshold"
     assert [(one["episodes"], one["successes"]) for one in found["ends"].values()] == [(3, 3)]
     reward = ResnetReward(str(tmp_path / "rm" / "reward_model.safetensors"), device="cpu")
     assert reward.threshold == found["threshold"] and len(reward.model.heads) == len(found["outputs"]) == 2

@@ -18,6 +18,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.tools.prepare import toy_folder
 from cosmos_predict2.tools.prepare.toy_folder import METRES_PER_PIXEL, ToyFolder, write_folder
+from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
 from tests.findings import problems
@@ -94,6 +95,12 @@ def test_clips_are_what_the_simulator_did(folder: Path) -> None:
         assert annotation["caption"] == caption == (place / "metas" / f"{name}.txt").read_text().strip()
         embedding = pickles.read_rows(place / "t5_xxl" / f"{name}.pickle")
         assert torch.equal(embedding, pickles.trimmed(ENCODER.encode([caption])[0]))
+
+
+@pytest.mark.parametrize("mix", ["expert", "full_skill", "varied", "outcomes"])
+def test_the_ring_of_what_follows_from_the_first_frame_stays_where_the_driver_saw_it(mix: str) -> None:
+    seen = make_episodes(40, mix=mix, ring_elsewhere=0.0)
+    assert numpy.array_equal(ToyFolder(mix=mix).make(0, 40).states, seen.states)
 
 
 # ---- one folder, several runs ----------------------------------------------------------------------------------------
