@@ -35,8 +35,8 @@ _SEEDS = 2**31
 
 class LookAhead(PolicyDefaults):
     """Decides as ``policy`` does, and ``candidates - 1`` times by its draws; each is imagined ``chunks`` decisions far,
-    behind the first one as the policy likes best. ``execute`` actions of a decision are played (all). ``fit`` brings
-    the pictures that are seen to the size of the world model's.
+    behind the first one as the policy likes best. A decision is the first ``execute`` actions of the policy's (all).
+    ``fit`` brings the pictures that are seen to the size of the world model's.
 
     All candidates of a place share the world model's noise; of equals the policy's own decision is played.
     """
@@ -54,9 +54,9 @@ class LookAhead(PolicyDefaults):
         if candidates < 2 or chunks < 1:
             raise ConfigError(f"candidates={candidates}, chunks={chunks}: two candidates and one chunk at least.")
         self.policy, self.imagination, self.reward, self.fit = policy, imagination, reward, fit
-        self.candidates, self.chunks, self.execute = candidates, chunks, execute
+        self.candidates, self.chunks = candidates, chunks
         whole: Any = policy
-        self.action_dim, self.chunk = whole.action_dim, whole.chunk
+        self.action_dim, self.chunk = whole.action_dim, execute or whole.chunk
         self.sentences, self.views, self.contract = policy.sentences, policy.views, policy.contract
         self.reads_state, self.state_size, self.draws_when_greedy = policy.reads_state, policy.state_size, True
         self._env: WorldModelEnv | None = None
@@ -75,17 +75,16 @@ class LookAhead(PolicyDefaults):
         actions_E_N_A_D[:, 0] = own.actions_E_A_D
         value_E_N = self._values(many, actions_E_N_A_D.flatten(0, 1), seeds_E_N[:, :1].expand(-1, count), draws)
         best_E = value_E_N.argmax(dim=1)  # the first of equals
-        return Decision(actions_E_N_A_D[torch.arange(size), best_E], {}, is_lost_E=own.is_lost_E)
+        return Decision(actions_E_N_A_D[torch.arange(size), best_E, : self.chunk], {}, is_lost_E=own.is_lost_E)
 
     def _values(self, observation: Observation, actions: Tensor, noise_E_N: Tensor, draws: Generators) -> Tensor:
         """What is imagined of the actions is worth, [E, N]."""
-        execute = self.execute or actions.shape[1]
         pictures = whole_pictures(observation, len(self.imagination.views), self.fit)
         states = observation["state"] if self.imagination.state_head is not None else None
         starts: Any = GivenStarts(pictures, observation["task_description"], states_E_S=states)
         if (env := self._env) is None or env.num_envs != len(pictures):
             how: Any = dict(scoring=Scoring(judge="last", reward_on="last"), clip_actions=False)
-            steps = self.chunks * execute
+            steps = self.chunks * self.chunk
             env = self._env = WorldModelEnv(self.imagination, starts, self.reward, len(pictures), steps, **how)
             require_inputs(env, self.policy)
         env.starts = starts
@@ -94,7 +93,7 @@ class LookAhead(PolicyDefaults):
         for k in range(self.chunks):
             if k:
                 actions = self.policy.act(imagined, mode="greedy", generators=draws).actions_E_A_D
-            imagined, _, _, _, info = env.chunk_step(actions, execute=execute)
+            imagined, _, _, _, info = env.chunk_step(actions, execute=self.chunk)
         value: Tensor = info["value"]
         return value.unflatten(0, noise_E_N.shape)
 
