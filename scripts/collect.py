@@ -84,8 +84,7 @@ def run(args: argparse.Namespace) -> None:
     given = {name: getattr(args, name) for name in ("max_steps", "image_size", "render")}
     suite = suites.find(args.suite, args.tasks, **given, **({"split": "train"} if args.suite in suites.TOYS else {}))
     policy, card = find_policy(args.policy, options=command_line.key_values(args.options, "--options"))
-    if hasattr(policy, "to"):
-        policy.to(device)
+    policy.to(device)
     execute = args.execute or card.about.get("execute")
     starts = held_out_starts(args.episodes, len(suite.tasks), args.seed, args.first, in_blocks=suite.in_blocks)
     env = suite.env(min(args.batch_size or suite.at_once, args.episodes), policy)

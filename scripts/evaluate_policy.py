@@ -104,8 +104,7 @@ def run(args: argparse.Namespace) -> None:
     args.tasks, args.episodes, args.fps = place.tasks, args.episodes or place.episodes, args.fps or place.fps
     options = command_line.key_values(args.options, "--options")
     policy, card = find_policy(args.policy, "net_ema" if args.load_ema else "auto", options)
-    if hasattr(policy, "to"):
-        policy.to(device)
+    policy.to(device)
     if args.execute is None and (execute := card.about.get("execute")):
         args.execute = execute
         print(f"--execute {execute}, as the policy's run had it")

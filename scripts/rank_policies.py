@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for path in dict.fromkeys(args.policies):
         policy, card = find_policy(path)
-        if hasattr(policy, "to"):  # a driver of one's own may be no module
-            policy.to(device)
+        policy.to(device)
         try:
             value, true = _played(args, policy, *parts)
         except UserError as error:  # of one among several

@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> None:
     layout = layout_of(protocol, fields.pop("name", None), fields)
     options = command_line.key_values(args.options, "--options")
     policy, card = find_policy(args.policy, "net_ema" if args.load_ema else "auto", options)
-    if hasattr(policy, "to"):
-        policy.to(device_of(args.device))
+    policy.to(device_of(args.device))
     served = ServedPolicy(policy, card.about, layout, args.mode, args.seed)
     port = PROTOCOLS[protocol].port if args.port is None else args.port
     serve(served, args.protocol, args.host, port, token)

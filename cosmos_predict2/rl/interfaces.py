@@ -156,7 +156,8 @@ def require_rules(rules: Iterable[Callable[..., None]], *case: Any) -> None:
         try:
             rule(*case)
         except ContractError as error:
-            raise ContractError(f"{rule.__name__}: {error}. {rule.__doc__ or ''}".rstrip()) from None
+            stated = " ".join((rule.__doc__ or "").split())
+            raise ContractError(f"{rule.__name__}: {str(error).rstrip('.')}. {stated}".rstrip()) from None
         except Exception as error:  # of the policy's or the environment's own code
             raise ContractError(f"{rule.__name__}: {type(error).__name__}: {error}") from error
 
@@ -166,10 +167,11 @@ class Policy(Protocol):
 
     Optional: ``sentences``, ``views`` and ``contract`` (of the recordings that it was cloned from, given by who reads
     it), ``reads_state`` (decisions need ``state``) and ``state_size`` (of so many numbers; None: not recorded),
-    ``draws_when_greedy`` (greedy decisions draw noise, too) and ``on_trainer_step(iteration)``, called after each
-    optimizer step. For nft and awm a flow has ``velocities``, and ``flow_times``: the times at which its sampler asks
-    the network, from 1, where all is noise, towards 0. For best_of_n and random_of_n it may have a ``cloning_loss`` of
-    its own, as `policies.cloning.Cloneable` has, and ``demonstrated(record)``, a decision's record as that takes it.
+    ``draws_when_greedy`` (greedy decisions draw noise, too), ``to(device)`` and ``on_trainer_step(iteration)``, called
+    after each optimizer step. For nft and awm a flow has ``velocities``, and ``flow_times``: the times at which its
+    sampler asks the network, from 1, where all is noise, towards 0. For best_of_n and random_of_n it may have a
+    ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and ``demonstrated(record)``, a decision's record
+    as that takes it.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
@@ -190,6 +192,8 @@ class Policy(Protocol):
     on_trainer_step: Callable[[int], None] | None
 
     def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
+
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def act(
         self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
@@ -217,6 +221,8 @@ class PolicyDefaults:
 
     def demonstrated(self, record: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return record
+
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class VecEnv(Protocol):

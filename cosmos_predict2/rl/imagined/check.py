@@ -38,12 +38,12 @@ from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajector
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS
-from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
+from cosmos_predict2.rl.interfaces import FrameReward, FrameRewardDefaults, VecEnv
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions, doing_nothing
 from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import foreign_json
-from imaginaire.buildable import resolve
+from imaginaire.buildable import completed, resolve
 from imaginaire.checkpoint.weight_files import latest
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.log import tracked
@@ -143,7 +143,7 @@ def read_reward(address: str) -> FrameReward:
         judge: Any = resolve(address, "reward")()
         if not hasattr(judge, "judge"):
             raise ConfigError(f"reward {address} has no judge(frames, context), as a FrameReward has.")
-        return judge  # type: ignore[no-any-return]
+        return completed(judge, FrameRewardDefaults)  # type: ignore[no-any-return]
     inside = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
     if len(inside) != 1:
         raise ConfigError(f"{address} holds {len(inside)} safetensors files: name reward_model.safetensors.")

@@ -274,7 +274,7 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
     policy, card = find_policy(args.policy) if args.policy else (None, None)
     reward: Any = read_reward(args.reward) if args.reward else Unjudged()
     for part in (policy, reward):
-        if hasattr(part, "to"):  # a driver of one's own may be no module
+        if part is not None:
             part.to(imagination.world.device)
     with ExitStack() as stack:
         if args.suite:
