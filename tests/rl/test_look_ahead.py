@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy that looks ahead plays what is imagined to be worth most, of what it would do anyway."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.imagined.look_ahead import LookAhead
-from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
+from cosmos_predict2.rl.interfaces import Decision, FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import ConfigError
@@ -102,10 +104,27 @@ def test_of_equals_the_policy_s_own_decision_is_played_and_places_do_not_mix(ima
     both = ahead.act(observation, mode="greedy", generators=draws(2)).actions_E_A_D
     alone = ahead.act({name: value[1:] for name, value in observation.items()}, mode="greedy", generators=draws(2)[1:])
     torch.testing.assert_close(alone.actions_E_A_D[0], both[1], rtol=0, atol=1e-5)
-    with pytest.raises(ConfigError, match="two candidates"):
-        LookAhead(policy, imagination, Left(), 1)
+    for wrong, named in (((1,), "two candidates"), ((2, 1, 0), "execute=0"), ((2, 1, 13), "at most the 12 actions")):
+        with pytest.raises(ConfigError, match=named):
+            LookAhead(policy, imagination, Left(), *wrong)
     with pytest.raises(ConfigError, match="not trained"):
         ahead.log_prob({})
+
+
+def test_a_draw_that_is_lost_is_no_candidate(imagination: Imagination) -> None:
+    class Loses(ToyPolicy):
+        def act(self, observation: Any, *, mode: Any, generators: Any, temperature: float = 1.0) -> Decision:
+            found = super().act(observation, mode=mode, generators=generators, temperature=temperature)
+            if mode == "greedy":
+                return found
+            return replace(
+                found, actions_E_A_D=found.actions_E_A_D + math.nan, is_lost_E=torch.ones(len(generators)) > 0
+            )
+
+    policy, observation = Loses(), seen(2)
+    own = policy.act(observation, mode="greedy", generators=draws(2)).actions_E_A_D
+    found = LookAhead(policy, imagination, Left(), 3).act(observation, mode="greedy", generators=draws(2))
+    assert torch.equal(found.actions_E_A_D, own)
 
 
 def test_programs_take_a_policy_that_looks_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,3 +136,5 @@ def test_programs_take_a_policy_that_looks_ahead(tmp_path: Path, capsys: pytest.
     assert (tmp_path / "out/evaluation.json").exists()
     assert call(evaluate_policy, *words, "--options", *given[:2]) == 2
     assert "look_ahead_of: reward has no default" in capsys.readouterr().err
+    assert call(evaluate_policy, *words, "--options", "policy=openpi://127.0.0.1:9", *given[1:]) == 2
+    assert "look ahead where it is served" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.imagined.check import read_reward
 from cosmos_predict2.rl.imagined.look_ahead import LookAhead
 from cosmos_predict2.rl.policies.files import find_policy
+from cosmos_predict2.rl.policies.remote.policy import is_remote
 from cosmos_predict2.world_model.assembly import device_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
@@ -72,18 +73,19 @@ def look_ahead_of(
     execute: int | None = None,
     device: str | None = None,
 ) -> LookAhead:
-    """A policy, by its file or run, that looks ahead in a world model and by a reward of yours.
+    """A policy, by its file or run, that looks ahead in a world model, on ``device``, and by a reward of yours.
 
     Programs take it as --policy cosmos_predict2.configs.rl.imagination:look_ahead_of --options policy=PATH
     world_model=PATH reward=PATH.
     """
+    if is_remote(policy):
+        cure = "look ahead where it is served, by --policy and --options of scripts.serve_policy"
+        raise ConfigError(f"policy={policy}: a server gives no draws to choose among: {cure}.")
     player, card = find_policy(policy)
-    if hasattr(player, "to"):
-        player.to(device_of(device))
     imagination = imagination_of(world_model, device=device)
     if (dim := imagination.transform.dim) != player.action_dim:
         raise ConfigError(f"{world_model}: its actions have {dim} numbers, those of {policy} {player.action_dim}.")
-    execute = execute or card.about.get("execute")
+    execute = card.about.get("execute") if execute is None else execute
     return LookAhead(player, imagination, read_reward(reward), candidates, chunks, execute, fit_of(world_model))
 
 

@@ -19,12 +19,14 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.interfaces import (
     Decision,
     FrameReward,
+    FrameRewardDefaults,
     Generators,
     LogProb,
     Mode,
     Observation,
     Policy,
     PolicyDefaults,
+    completed,
     rows_of,
 )
 from cosmos_predict2.world_model.imagination import Imagination
@@ -35,10 +37,12 @@ _SEEDS = 2**31
 
 class LookAhead(PolicyDefaults):
     """Decides as ``policy`` does, and ``candidates - 1`` times by its draws; each is imagined ``chunks`` decisions far,
-    behind the first one as the policy likes best. A decision is the first ``execute`` actions of the policy's (all).
-    ``fit`` brings the pictures that are seen to the size of the world model's.
+    behind the first one as the policy likes best. A decision is the first ``execute`` actions of the policy's (all),
+    and is imagined as it is given, not clipped. ``fit`` brings the pictures that are seen to the size of the world
+    model's.
 
-    All candidates of a place share the world model's noise; of equals the policy's own decision is played.
+    All candidates of a place share the world model's noise; of equals the policy's own decision is played. A draw that
+    is lost is no candidate.
     """
 
     def __init__(
@@ -53,10 +57,14 @@ class LookAhead(PolicyDefaults):
     ) -> None:
         if candidates < 2 or chunks < 1:
             raise ConfigError(f"candidates={candidates}, chunks={chunks}: two candidates and one chunk at least.")
-        self.policy, self.imagination, self.reward, self.fit = policy, imagination, reward, fit
-        self.candidates, self.chunks = candidates, chunks
         whole: Any = policy
-        self.action_dim, self.chunk = whole.action_dim, execute or whole.chunk
+        execute = whole.chunk if execute is None else execute
+        if not 1 <= execute <= whole.chunk:
+            raise ConfigError(f"execute={execute}: at least 1, and at most the {whole.chunk} actions of a decision.")
+        self.policy, self.imagination, self.fit = policy, imagination, fit
+        self.reward = completed(reward, FrameRewardDefaults)
+        self.reward.to(imagination.world.device)
+        self.candidates, self.chunks, self.chunk, self.action_dim = candidates, chunks, execute, whole.action_dim
         self.sentences, self.views, self.contract = policy.sentences, policy.views, policy.contract
         self.reads_state, self.state_size, self.draws_when_greedy = policy.reads_state, policy.state_size, True
         self._env: WorldModelEnv | None = None
@@ -69,16 +77,24 @@ class LookAhead(PolicyDefaults):
         size, count = len(generators), self.candidates
         seeds_E_N = torch.stack([torch.randint(_SEEDS, (count,), generator=draws) for draws in generators])
         draws = [torch.Generator().manual_seed(int(seed)) for seed in seeds_E_N.flatten()]
+        others = [row for row in range(size) for _ in range(count - 1)]
+        drawn = self.policy.act(
+            rows_of(observation, others),
+            mode="sample",
+            generators=[each for k, each in enumerate(draws) if k % count],
+            temperature=temperature,
+        )
+        actions = drawn.actions_E_A_D
+        if (is_lost := drawn.is_lost_E) is not None:  # the policy's own decision once more
+            actions = torch.where(is_lost.to(actions.device)[:, None, None], own.actions_E_A_D[others], actions)
+        actions_E_N_A_D = torch.cat([own.actions_E_A_D[:, None], actions.unflatten(0, (size, count - 1))], dim=1)
         many = rows_of(observation, [row for row in range(size) for _ in range(count)])
-        drawn = self.policy.act(many, mode="sample", generators=draws, temperature=temperature)
-        actions_E_N_A_D = drawn.actions_E_A_D.unflatten(0, (size, count)).clone()
-        actions_E_N_A_D[:, 0] = own.actions_E_A_D
         value_E_N = self._values(many, actions_E_N_A_D.flatten(0, 1), seeds_E_N[:, :1].expand(-1, count), draws)
         best_E = value_E_N.argmax(dim=1)  # the first of equals
         return Decision(actions_E_N_A_D[torch.arange(size), best_E, : self.chunk], {}, is_lost_E=own.is_lost_E)
 
     def _values(self, observation: Observation, actions: Tensor, noise_E_N: Tensor, draws: Generators) -> Tensor:
-        """What is imagined of the actions is worth, [E, N]."""
+        """The worth [E, N] of the pictures that the actions are imagined to lead to."""
         pictures = whole_pictures(observation, len(self.imagination.views), self.fit)
         states = observation["state"] if self.imagination.state_head is not None else None
         starts: Any = GivenStarts(pictures, observation["task_description"], states_E_S=states)
@@ -96,6 +112,10 @@ class LookAhead(PolicyDefaults):
             imagined, _, _, _, info = env.chunk_step(actions, execute=self.chunk)
         value: Tensor = info["value"]
         return value.unflatten(0, noise_E_N.shape)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Move the policy; the reward is where the world model is, which stays where it was built."""
+        self.policy.to(*args, **kwargs)
 
     def log_prob(self, record: Any) -> LogProb:
         raise ConfigError("A policy that looks ahead is played, not trained: train the one that it asks.")
