@@ -99,9 +99,10 @@ def run(args: argparse.Namespace) -> None:
     losses = success_training.train(model, pictures, options, args.seed, device)
     scales = success_training.scale_to(model, LabelledPictures.joined(list(shown.calibrating.values())))
     kinds = [*shown.calibrating.values(), *shown.calibrating_ends]
-    threshold = success_training.middle_threshold(model, kinds, args.precision, _MARGIN * args.least_recall)
+    recall = min(1.0, _MARGIN * args.least_recall)
+    threshold = success_training.middle_threshold(model, kinds, args.precision, recall)
     if not threshold.is_precise:
-        asked = f"--precision {args.precision:g} and --least_recall {args.least_recall:g}"
+        asked = f"--precision {args.precision:g} and a recall of {recall:g} (--least_recall and a fifth)"
         log.warning("no threshold reaches %s on held-out pictures: one of the best there are is taken", asked)
     qualities = {name: measure(model, part, threshold.value) for name, part in shown.measured.items()}
     ends = {name: measure_ends(model, part, threshold.value) for name, part in shown.ends.items()}

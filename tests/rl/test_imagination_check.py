@@ -166,7 +166,7 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     assert imagination_check.clone_figures({}) == {}, "not a clone of recordings"
     judged = judge(figures(), {"policy": found})
     assert judged.verdict == "no" and any("that of doing nothing" in reason for reason in judged.reasons)
-    assert any("from one start apart" in text for text in judged.warnings)
+    assert any("inside a start, by which" in text for text in judged.warnings)
 
 
 @pytest.mark.slow

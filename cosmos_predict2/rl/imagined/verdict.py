@@ -238,8 +238,8 @@ def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[
     within = figures.get("within_starts")
     if isinstance(within, Estimate) and math.isnan(within.value):
         yield (
-            "too few starts of its true attempts end in different ways: it is not known whether imagination tells"
-            " attempts from one start apart, which is what learning compares"
+            "too few starts of its true attempts have both outcomes: the figure inside a start, by which learning"
+            " compares, is not known"
         )
     yield from (text for text, is_clear in _beaten(figures, allowed) if not is_clear)
     first, last = (figures.get(name, math.nan) for name in ("obedience", "obedience_last"))
