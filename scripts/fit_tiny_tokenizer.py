@@ -102,8 +102,7 @@ def run(args: argparse.Namespace) -> None:
     length = tiny_fit.Length(steps=args.steps)
     if args.minutes is not None:
         length = tiny_fit.Length(seconds=60 * args.minutes, clock=time.process_time)
-    frames = tiny_fit.Frames(windows.pictures)
-    net, steps = tiny_fit.fit(frames, length, seed=args.seed, start=start, device=device, report=shown)
+    net, steps = tiny_fit.fit(windows.pictures, length, seed=args.seed, start=start, device=device, report=shown)
     seconds = time.process_time() - began_at
     tiny_fit.write(args.out, net, {**_made(args, steps), "data": args.data, "began": start})
     figures, before = (figures_of(_tokenizer(args.out, device), value=value), figures_of(_tokenizer("tiny", device)))

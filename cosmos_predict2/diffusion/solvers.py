@@ -244,8 +244,6 @@ def sample(
     sigmas: Tensor,
     step: str | Stepper = "2ab",
     on_step: Callable[[int, Step], None] | None = None,
-    *,
-    final_denoise: bool = True,
 ) -> Tensor:
     """The clean video at the end of the levels ``sigmas``, in the dtype of the noise (at least float32).
 
@@ -253,11 +251,12 @@ def sample(
     shape that begins with the batch will do. ``denoise(x_B_C_T_H_W, sigma_B)`` estimates the clean video and is given
     both in the dtype of the noise. ``step`` is a name of SOLVERS or a stepper of your own, and ``on_step(i, step)``
     sees every step.
-    If the last level is not 0, one more evaluation there gives the result, unless ``final_denoise`` is off. Of a single
-    level that evaluation is all.
+    If the last level is not 0, one more evaluation there gives the result. Of a single level that evaluation is all.
     Gradients are recorded if the caller has them on.
     """
-    levels = _decreasing(sigmas, least=1 if final_denoise else 2)
+    levels = [float(level) for level in sigmas.double().tolist()]
+    if not levels or levels[-1] < 0 or levels[0] <= 0 or any(a <= b for a, b in pairwise(levels)):
+        raise ValueError(f"Sampling needs decreasing noise levels, none negative; found {levels}.")
     dtype = torch.promote_types(x_B_C_T_H_W.dtype, torch.float32)
 
     def evaluate(x: Tensor, sigma: float) -> Tensor:
@@ -272,7 +271,7 @@ def sample(
         if on_step is not None:
             on_step(i, taken)
         x = taken.x_next_B_C_T_H_W
-    if final_denoise and levels[-1] > 0:
+    if levels[-1] > 0:
         x = evaluate(x, levels[-1])
     return x.to(dtype)
 
@@ -287,13 +286,6 @@ def solver(name: str, evaluate: Evaluate) -> Stepper:
     if name not in SOLVERS:
         raise ValueError(f"No solver is called '{name}'. Known: {', '.join(SOLVERS)}.")
     return SOLVERS[name](evaluate)
-
-
-def _decreasing(sigmas: Tensor, least: int) -> list[float]:
-    levels = [float(level) for level in sigmas.double().tolist()]
-    if len(levels) < least or levels[-1] < 0 or levels[0] <= 0 or any(a <= b for a, b in pairwise(levels)):
-        raise ValueError(f"Sampling needs {least} or more decreasing noise levels, none negative; found {levels}.")
-    return levels
 
 
 # Noise levels: decreasing float64 lists on the CPU --------------------------------------------------------------------

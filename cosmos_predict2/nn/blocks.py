@@ -157,18 +157,14 @@ def _torch(device: torch.device, dtype: torch.dtype, reason: str) -> AttentionCh
         order = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     names = ", ".join(backend.name.removesuffix("_ATTENTION").lower() for backend in order)
     kernels = f"kernels in this order: {names}"
-    return AttentionChoice(_Prioritised(order), "torch", f"{reason}; {kernels}" if reason else kernels)
+    op = partial(_attend_in_order, order)
+    return AttentionChoice(op, "torch", f"{reason}; {kernels}" if reason else kernels)
 
 
-class _Prioritised:
+def _attend_in_order(order: list[SDPBackend], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """PyTorch's fused attention with its kernels in a given order of preference."""
-
-    def __init__(self, order: list[SDPBackend]) -> None:
-        self.order = order
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(self.order, set_priority=True):
-            return attend_fused(q, k, v)
+    with sdpa_kernel(order, set_priority=True):
+        return attend_fused(q, k, v)
 
 
 class _TransformerEngine:
@@ -200,12 +196,8 @@ def _flash2() -> AttentionOp:
         from flash_attn import flash_attn_func
     except ImportError as error:
         raise _missing("flash2", "flash-attn", "flash") from error
-
-    def attend_flash2(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = flash_attn_func(q, k, v)
-        return out
-
-    return attend_flash2
+    op: AttentionOp = flash_attn_func
+    return op
 
 
 def _flash3() -> AttentionOp:

@@ -84,6 +84,10 @@ class DiT(nn.Module):
     extra_channels = 0  # that follow the noisy latents, and
     image_channels: int | None = None  # the width of features of a picture that cross-attention reads: see wan_dit
     begins_anew: tuple[str, ...] = ()  # patterns of parameters that the weights which training starts from may lack
+    attention: AttentionChoice | None = None
+    part = (0, 1)  # see see_part
+    causal = False
+    memory: FrameMemory | None = None  # of a causal network
 
     def __init__(
         self,
@@ -139,12 +143,19 @@ class DiT(nn.Module):
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name}={size} must be at least 1.")
-        _check_widths(model_channels, num_heads, mlp_ratio)
+        check_heads(model_channels, num_heads)
+        if not 1 <= model_channels * mlp_ratio < math.inf:
+            raise ValueError(f"mlp_ratio={mlp_ratio} leaves the MLP of width {model_channels} empty.")
         if not reads_text and crossattn_proj_in_channels is not None:
             raise ValueError("reads_text=False needs crossattn_proj_in_channels=None: a projection changes zeros.")
-        _check_choice("pos_emb_cls", pos_emb_cls, ("rope3d",))
-        _check_choice("rope_precision", rope_precision, ("float32", "module"))
-        _check_choice("timestep_precision", timestep_precision, ("float32", "module"))
+        precisions = ("float32", "module")
+        for name, value, allowed in [
+            ("pos_emb_cls", pos_emb_cls, ("rope3d",)),
+            ("rope_precision", rope_precision, precisions),
+            ("timestep_precision", timestep_precision, precisions),
+        ]:
+            if value not in allowed:
+                raise ValueError(f"{name}='{value}' is not built here: use {' or '.join(map(repr, allowed))}.")
         for name, size, patch in [
             ("max_img_h", max_img_h, patch_spatial),
             ("max_img_w", max_img_w, patch_spatial),
@@ -168,13 +179,9 @@ class DiT(nn.Module):
         self.reads_text = reads_text
         self.timestep_precision = timestep_precision
         self.use_wan_fp32_strategy = use_wan_fp32_strategy
-        self.attention: AttentionChoice | None = None
         self.adaln_lora_dim = adaln_lora_dim if use_adaln_lora else None
         max_size = (max_frames // patch_temporal, max_img_h // patch_spatial, max_img_w // patch_spatial)
         self.max_size = max_size
-        self.part = (0, 1)
-        self.causal = False
-        self.memory: FrameMemory | None = None  # of a causal network
 
         self.x_embedder = PatchEmbed(
             in_channels + self.has_condition_channel + concat_padding_mask,
@@ -513,16 +520,10 @@ def _widen(net: DiT) -> None:
             module.widens = True
 
 
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}='{value}' is not built here: use {' or '.join(map(repr, allowed))}.")
-
-
-def _check_widths(model_channels: int, num_heads: int, mlp_ratio: float) -> None:
+def check_heads(model_channels: int, num_heads: int) -> None:
+    """Raise for widths of heads that rotary positions of three axes do not fit."""
     if model_channels % num_heads:
         raise ValueError(f"model_channels={model_channels} is not a multiple of num_heads={num_heads}.")
     head_dim = model_channels // num_heads
     if head_dim % 2 or head_dim < 12:
         raise ValueError(f"num_heads={num_heads} makes heads {head_dim} wide: use an even width of at least 12.")
-    if not 1 <= model_channels * mlp_ratio < math.inf:
-        raise ValueError(f"mlp_ratio={mlp_ratio} leaves the MLP of width {model_channels} empty.")

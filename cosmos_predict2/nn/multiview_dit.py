@@ -11,7 +11,7 @@ saw them. So what is outside of it cuts each view: conditioning frames, and the 
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,7 +73,7 @@ class MultiViewDiT(Video2WorldDiT):
     ) -> AttentionChoice:
         choice = super().choose_attention(name, device, dtype)
         for block in self._blocks():
-            block.cross_attn.attention = _OfEachView(choice.op, self.num_views)
+            block.cross_attn.attention = partial(_within_views, choice.op, self.num_views)
         return choice
 
     def be_causal(self) -> None:
@@ -138,14 +138,8 @@ class ViewEmbeddings(nn.Embedding):
         return {"weight": Start(std=1.0)}
 
 
-@dataclass
-class _OfEachView:
-    """An attention operator within each of several views, whose tokens follow each other."""
-
-    op: AttentionOp
-    num_views: int
-
-    def __call__(self, q_B_L_N_K: Tensor, k_B_S_N_K: Tensor, v_B_S_N_K: Tensor) -> Tensor:
-        qkv = (x.unflatten(1, (self.num_views, -1)).flatten(0, 1) for x in (q_B_L_N_K, k_B_S_N_K, v_B_S_N_K))
-        out: Tensor = self.op(*qkv).unflatten(0, (-1, self.num_views)).flatten(1, 2)
-        return out
+def _within_views(op: AttentionOp, num_views: int, *qkv_B_L_N_K: Tensor) -> Tensor:
+    """Attention within each of several views, whose tokens follow each other."""
+    of_views = (x_B_L_N_K.unflatten(1, (num_views, -1)).flatten(0, 1) for x_B_L_N_K in qkv_B_L_N_K)
+    out: Tensor = op(*of_views).unflatten(0, (-1, num_views)).flatten(1, 2)
+    return out

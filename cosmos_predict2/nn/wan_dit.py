@@ -30,7 +30,7 @@ from cosmos_predict2.nn.blocks import (
     modulated_norm,
     multiply_add,
 )
-from cosmos_predict2.nn.dit import COUNTERS, DiT, Prepared
+from cosmos_predict2.nn.dit import COUNTERS, DiT, Prepared, check_heads
 from cosmos_predict2.nn.layers import (
     EPS,
     Linear,
@@ -64,10 +64,7 @@ class WanDiT(DiT):
         sac_config: Mapping[str, Any] | None = None,
     ) -> None:
         nn.Module.__init__(self)  # not DiT's, which would build its own parts
-        if model_channels % num_heads or (model_channels // num_heads) % 2 or model_channels // num_heads < 12:
-            raise ValueError(
-                f"model_channels={model_channels} and num_heads={num_heads}: heads have an even width of at least 12."
-            )
+        check_heads(model_channels, num_heads)
         canonical_backend(atten_backend)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.extra_channels = in_channels - out_channels
@@ -75,11 +72,10 @@ class WanDiT(DiT):
         self.patch_spatial, self.patch_temporal = 2, 1
         self.model_channels, self.num_heads, self.head_dim = model_channels, num_heads, model_channels // num_heads
         self.text_channels = crossattn_emb_channels
-        self.atten_backend, self.attention = atten_backend, None
+        self.atten_backend = atten_backend
         self.sac_config = dict(sac_config or {})
         self.reads_text, self.adaln_lora_dim, self.extra_pos_embedder, self.state_head = True, None, None, None
-        self.causal, self.memory = False, None
-        self.max_size, self.part = (MAX_POSITIONS, MAX_POSITIONS, MAX_POSITIONS), (0, 1)
+        self.max_size = (MAX_POSITIONS, MAX_POSITIONS, MAX_POSITIONS)
 
         width = model_channels
         self.patch_embedding = PatchConv(in_channels, width, kernel_size=(1, 2, 2), stride=(1, 2, 2))

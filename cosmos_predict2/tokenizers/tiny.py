@@ -38,10 +38,7 @@ class TinyTokenizer(LatentGrid):
     def __init__(
         self, weights: str | None = None, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        path = str(weights or SHIPPED)
-        source = weight_sources.read(path)
-        self.net = TinyAutoencoder(**sizes_of(source))
-        weight_sources.load_into(self.net.state_dict(), source).require(source=path)
+        self.net = load(str(weights or SHIPPED))
         self.net.requires_grad_(False).eval().to(device=device, dtype=dtype or torch.float32)
 
     @classmethod
@@ -177,9 +174,10 @@ def _blocks(width: int, num_blocks: int) -> list[nn.Module]:
     return [Block(width) for _ in range(num_blocks)]
 
 
-def sizes_of(source: Mapping[str, Tensor]) -> dict[str, int]:
-    """Width and number of blocks of saved weights, as `TinyAutoencoder` takes them; its own where there are none."""
-    if "frame.residual_in.0.weight" not in source:
-        return {}
+def load(path: str) -> TinyAutoencoder:
+    """The network of saved weights, as wide and with as many blocks as they have."""
+    source, first = weight_sources.read(path), "frame.residual_in.0.weight"
     blocks = {name.split(".")[2] for name in source if name.startswith("frame.residual_in.") and ".near." in name}
-    return dict(width=source["frame.residual_in.0.weight"].shape[0], num_blocks=len(blocks))
+    net = TinyAutoencoder(source[first].shape[0], len(blocks)) if first in source else TinyAutoencoder()
+    weight_sources.load_into(net.state_dict(), source).require(source=path)
+    return net

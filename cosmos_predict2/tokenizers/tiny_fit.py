@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fitting the weights of the tiny tokenizer to pictures, from weights that are there or from principal components.
 
-    net, steps = fit(Frames(pictures), Length(steps=400), seed=0, start=str(SHIPPED))
+    net, steps = fit(pictures, Length(steps=400), seed=0, start=str(SHIPPED))
     write("my_tokenizer.safetensors", net, {})
 
 Latents are centred for each channel and divided by one deviation, which is the contract of `TinyAutoencoder`.
@@ -18,9 +18,8 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
-from cosmos_predict2.tokenizers.tiny import GROUP, LATENT_CHANNELS, PATCH, PatchCoder, TinyAutoencoder, sizes_of
+from cosmos_predict2.tokenizers.tiny import GROUP, LATENT_CHANNELS, PATCH, PatchCoder, TinyAutoencoder, load
 from imaginaire import storage
-from imaginaire.checkpoint import weights as weight_sources
 
 BATCH = 32
 LEARNING_RATE = 3e-3
@@ -29,24 +28,13 @@ COMPONENTS = "components"
 REPORT_EVERY = 200  # steps, after which latents are centred and scaled anew
 
 
-@dataclass(frozen=True)
-class Frames:
-    """Windows of recordings in memory."""
-
-    pictures_N_F_H_W_C: np.ndarray  # uint8
-
-    def batch(self, num: int, num_frames: int, draws: np.random.Generator) -> Tensor:
-        """[num, num_frames * 3, H, W] in [-1, 1]: consecutive frames from anywhere."""
-        count, length = self.pictures_N_F_H_W_C.shape[:2]
-        rows = draws.integers(count, size=num)
-        starts = draws.integers(length - num_frames + 1, size=num)
-        return packed(self.pictures_N_F_H_W_C[rows[:, None], starts[:, None] + np.arange(num_frames)])
-
-
-def packed(pictures_N_F_H_W_C: np.ndarray) -> Tensor:
-    """[N, F * 3, H, W] in [-1, 1]."""
-    frames = torch.from_numpy(pictures_N_F_H_W_C).permute(0, 1, 4, 2, 3)
-    return frames.flatten(1, 2).float().div_(127.5).sub_(1)
+def batch_of(pictures_N_F_H_W_C: np.ndarray, num: int, num_frames: int, draws: np.random.Generator) -> Tensor:
+    """[num, num_frames * 3, H, W] in [-1, 1] of uint8 windows of recordings: consecutive frames from anywhere."""
+    count, length = pictures_N_F_H_W_C.shape[:2]
+    rows = draws.integers(count, size=num)
+    starts = draws.integers(length - num_frames + 1, size=num)
+    chosen = pictures_N_F_H_W_C[rows[:, None], starts[:, None] + np.arange(num_frames)]
+    return torch.from_numpy(chosen).permute(0, 1, 4, 2, 3).flatten(1, 2).float().div_(127.5).sub_(1)
 
 
 @dataclass(frozen=True)
@@ -70,10 +58,11 @@ def coders(net: TinyAutoencoder) -> list[tuple[PatchCoder, int]]:
 
 
 @torch.no_grad()
-def start_from_components(net: TinyAutoencoder, frames: Frames, draws: np.random.Generator) -> None:
+def start_from_components(net: TinyAutoencoder, pictures_N_F_H_W_C: np.ndarray, draws: np.random.Generator) -> None:
     """Principal components of the patches of these pictures."""
     for coder, num_frames in coders(net):
-        patches = _patches(frames.batch(512, num_frames, draws))
+        pictures_N_C_H_W = batch_of(pictures_N_F_H_W_C, 512, num_frames, draws)
+        patches = F.pixel_unshuffle(pictures_N_C_H_W, PATCH).permute(0, 2, 3, 1).flatten(0, 2).double()
         mean = patches.mean(0)
         centred = patches - mean
         covariance = centred.T @ centred / centred.square().sum()
@@ -82,13 +71,9 @@ def start_from_components(net: TinyAutoencoder, frames: Frames, draws: np.random
         coder.set_linear(mean.float(), components.float(), gain=num_frames**-0.5)
 
 
-def _patches(pictures_N_C_H_W: Tensor) -> Tensor:
-    return F.pixel_unshuffle(pictures_N_C_H_W, PATCH).permute(0, 2, 3, 1).flatten(0, 2).double()
-
-
 def train(
     net: TinyAutoencoder,
-    frames: Frames,
+    pictures_N_F_H_W_C: np.ndarray,
     draws: np.random.Generator,
     length: Length,
     report: Callable[[int, float, list[float]], None],
@@ -98,7 +83,7 @@ def train(
     Now and then ``report`` gets the step, the part of the way, and decibels of single frames and of groups.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99))
-    set_scale(net, frames, draws)
+    set_scale(net, pictures_N_F_H_W_C, draws)
     part_of, step = length.begin(), 0
     while (part := part_of(step)) < 1:
         warm = min(1.0, (step + 1) / 100)
@@ -106,7 +91,7 @@ def train(
             group["lr"] = LEARNING_RATE * warm * (0.5 + 0.5 * math.cos(math.pi * part))
         loss, decibels = torch.zeros((), device=net.scale.device), []
         for coder, num_frames in coders(net):
-            pictures = frames.batch(BATCH, num_frames, draws).to(net.scale.device)
+            pictures = batch_of(pictures_N_F_H_W_C, BATCH, num_frames, draws).to(net.scale.device)
             codes = coder.encode(pictures)
             noisy = codes + torch.randn_like(codes) * CODE_NOISE * net.scale
             error = (coder.decode(noisy) - pictures).square().mean()
@@ -117,37 +102,22 @@ def train(
         torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
         optimizer.step()
         if step % REPORT_EVERY == 0:
-            set_scale(net, frames, draws)
+            set_scale(net, pictures_N_F_H_W_C, draws)
             report(step, part, decibels)
         step += 1
     return step
 
 
 @torch.no_grad()
-def set_scale(net: TinyAutoencoder, frames: Frames, draws: np.random.Generator) -> None:
+def set_scale(net: TinyAutoencoder, pictures_N_F_H_W_C: np.ndarray, draws: np.random.Generator) -> None:
     """Centre each channel of the codes, and give all of them together unit variance on these pictures."""
     spreads = []
     for i, (coder, num_frames) in enumerate(coders(net)):
-        pictures = frames.batch(256, num_frames, draws).to(net.scale.device)
+        pictures = batch_of(pictures_N_F_H_W_C, 256, num_frames, draws).to(net.scale.device)
         codes = coder.encode(pictures).permute(0, 2, 3, 1).flatten(0, 2)
         net.centre[i] = codes.mean(0)
         spreads.append(codes.var(0).mean())
     net.scale.copy_(torch.stack(spreads).mean().sqrt())
-
-
-@torch.no_grad()
-def psnr(net: TinyAutoencoder, video_B_C_F_H_W: Tensor) -> float:
-    """Mean decibels over clips."""
-    back = net.decode(net.encode(video_B_C_F_H_W)).clamp(-1, 1)
-    return float((10 * torch.log10(4 / (back - video_B_C_F_H_W).square().mean((1, 2, 3, 4)))).mean())
-
-
-def load(path: str) -> TinyAutoencoder:
-    """The network of some weights, of their sizes."""
-    source = weight_sources.read(path)
-    net = TinyAutoencoder(**sizes_of(source))
-    weight_sources.load_into(net.state_dict(), source).require(source=path)
-    return net
 
 
 def write(path: str, net: TinyAutoencoder, metadata: dict[str, str]) -> None:
@@ -157,7 +127,7 @@ def write(path: str, net: TinyAutoencoder, metadata: dict[str, str]) -> None:
 
 
 def fit(
-    frames: Frames,
+    pictures_N_F_H_W_C: np.ndarray,
     length: Length,
     *,
     seed: int,
@@ -173,10 +143,10 @@ def fit(
     torch.manual_seed(seed)
     if start == COMPONENTS:
         net = TinyAutoencoder()
-        start_from_components(net, frames, draws)
+        start_from_components(net, pictures_N_F_H_W_C, draws)
     else:
         net = load(start)
     net.to(device).requires_grad_(True)
-    steps = train(net, frames, draws, length, report)
-    set_scale(net, frames, draws)
+    steps = train(net, pictures_N_F_H_W_C, draws, length, report)
+    set_scale(net, pictures_N_F_H_W_C, draws)
     return net.requires_grad_(False), steps

@@ -145,12 +145,8 @@ class WanTokenizer(LatentGrid):
         window, size = self._plan(video_B_C_F_H_W.shape, "encode")
         if size is None:
             return self._encode_whole(video_B_C_F_H_W, window)
-        both = encode_in_tiles(
-            lambda tile: torch.cat(self._encode_whole(tile, window), dim=1),
-            video_B_C_F_H_W,
-            size,
-            self.spatial_compression_factor,
-        )
+        step = self.spatial_compression_factor
+        both = in_tiles(lambda tile: torch.cat(self._encode_whole(tile, window), dim=1), video_B_C_F_H_W, size, step, 1)
         mean_B_C_T_H_W, log_variance_B_C_T_H_W = both.chunk(2, dim=1)
         return mean_B_C_T_H_W, log_variance_B_C_T_H_W
 
@@ -164,7 +160,7 @@ class WanTokenizer(LatentGrid):
         window, size = self._plan(pixel_shape, "decode")
         if size is None:
             return self._decode_whole(latent_B_C_T_H_W, window)
-        return decode_in_tiles(lambda tile: self._decode_whole(tile, window), latent_B_C_T_H_W, size, step)
+        return in_tiles(lambda tile: self._decode_whole(tile, window), latent_B_C_T_H_W, size // step, 1, step)
 
     def _encode_whole(self, video_B_C_F_H_W: Tensor, window: int) -> tuple[Tensor, Tensor]:
         past: Past = {}
@@ -269,35 +265,18 @@ def _lay_channels_last(net: torch.nn.Module) -> None:
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------
-# Pictures in overlapping tiles, whose seams are blended by linear ramps.
 
 
-def encode_in_tiles(encode: Callable[[Tensor], Tensor], video_B_C_F_H_W: Tensor, size: int, step: int) -> Tensor:
-    """``encode`` of every tile of ``size`` pixels, joined; ``step`` pixels make one position of the result."""
-    height, width = (side // step for side in video_B_C_F_H_W.shape[3:])
+def in_tiles(function: Callable[[Tensor], Tensor], x: Tensor, size: int, step: int, scale: int) -> Tensor:
+    """``function`` of overlapping tiles of ``size`` of ``x``, joined, their seams blended by linear ramps.
 
-    def piece(rows: slice, columns: slice) -> Tensor:
-        return encode(video_B_C_F_H_W[..., _times(rows, step), _times(columns, step)])
-
-    return _blend(piece, height, width, size // step, 1)
-
-
-def decode_in_tiles(decode: Callable[[Tensor], Tensor], latent_B_C_T_H_W: Tensor, size: int, step: int) -> Tensor:
-    """``decode`` of every tile of ``size`` pixels, joined; one latent position makes ``step`` pixels."""
-    height, width = latent_B_C_T_H_W.shape[3:]
-
-    def piece(rows: slice, columns: slice) -> Tensor:
-        return decode(latent_B_C_T_H_W[..., rows, columns])
-
-    return _blend(piece, height, width, size // step, step)
-
-
-def _blend(piece: Callable[[slice, slice], Tensor], height: int, width: int, size: int, scale: int) -> Tensor:
-    """The weighted mean of overlapping pieces; places count in latents, and each makes ``scale`` of the result."""
+    Tiles begin at latent positions: ``step`` of ``x`` make one, and one makes ``scale`` of the result.
+    """
+    height, width = (side // step for side in x.shape[3:])
     total: Tensor | None = None
-    for rows, row_ramp in _spans(height, size, scale):
-        for columns, column_ramp in _spans(width, size, scale):
-            part = piece(rows, columns)
+    for rows, row_ramp in _spans(height, size // step, scale):
+        for columns, column_ramp in _spans(width, size // step, scale):
+            part = function(x[..., _times(rows, step), _times(columns, step)])
             if total is None:
                 total = part.new_zeros((*part.shape[:3], height * scale, width * scale))
             # The ramps of neighbours add up to one, so no division follows.

@@ -16,8 +16,8 @@ from torch import Tensor
 from cosmos_predict2.data.video.media import read_image, resize_and_crop
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers import tiny_fit
-from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyAutoencoder, TinyTokenizer
-from cosmos_predict2.tokenizers.tiny_fit import COMPONENTS, Frames, Length, coders, fit, load, psnr, write
+from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyAutoencoder, TinyTokenizer, load
+from cosmos_predict2.tokenizers.tiny_fit import COMPONENTS, Length, coders, fit, write
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.toy_world import make_episodes
 from cosmos_predict2.toy_world.physics import TASKS
@@ -29,20 +29,21 @@ PHOTO = Path(__file__).parents[2] / "assets/photo/coffee.jpg"
 HELD_OUT = 10**6  # the first episode of the series that no fit reaches
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> TinyTokenizer:
-    return TinyTokenizer()
-
-
 def _video(frames: np.ndarray) -> Tensor:
     """[B, 3, F, H, W] in [-1, 1] of uint8 [B, F, H, W, 3]."""
     return torch.from_numpy(frames).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
 
 
-def _psnr(tokenizer: TinyTokenizer, video: Tensor) -> float:
+@torch.no_grad()
+def _psnr(coder: TinyTokenizer | TinyAutoencoder, video: Tensor) -> float:
     """Mean decibels over clips, of pictures as they are shown."""
-    back = tokenizer.decode(tokenizer.encode(video)).clamp(-1, 1)
+    back = coder.decode(coder.encode(video)).clamp(-1, 1)
     return (10 * torch.log10(4 / (back - video).square().mean((1, 2, 3, 4)))).mean().item()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TinyTokenizer:
+    return TinyTokenizer()
 
 
 @pytest.mark.parametrize(("size", "least"), [(48, 31.5), (64, 34.0)])
@@ -64,11 +65,8 @@ def test_a_photograph_panned_and_zoomed_comes_back(tokenizer: TinyTokenizer) -> 
 
 def test_it_is_a_video_tokenizer(tokenizer: TinyTokenizer) -> None:
     assert isinstance(tokenizer, VideoTokenizer)
-    assert (tokenizer.latent_ch, tokenizer.spatial_compression_factor, tokenizer.temporal_compression_factor) == (
-        16,
-        8,
-        4,
-    )
+    factors = tokenizer.spatial_compression_factor, tokenizer.temporal_compression_factor
+    assert (tokenizer.latent_ch, *factors) == (16, 8, 4)
     assert tokenizer.dtype == torch.float32 and tokenizer.to("cpu") is tokenizer
     assert not any(parameter.requires_grad for parameter in tokenizer.net.parameters())
 
@@ -125,36 +123,36 @@ def _other_pictures(num: int, seed: int) -> np.ndarray:
 
 
 def test_principal_components_are_the_best_linear_codes() -> None:
-    net, steps = fit(Frames(_other_pictures(24, 0)), Length(), seed=0, start=COMPONENTS)
+    net, steps = fit(_other_pictures(24, 0), Length(), seed=0, start=COMPONENTS)
     assert steps == 0
     for coder, num_frames in coders(net):
         basis = coder.linear_in.weight.flatten(1) * num_frames**0.5
         torch.testing.assert_close(basis @ basis.T, torch.eye(16), rtol=0, atol=1e-4)
-    assert psnr(net, _video(_other_pictures(8, 1))) > 23
+    assert _psnr(net, _video(_other_pictures(8, 1))) > 23
 
 
 def test_a_fit_to_other_pictures_is_nearer_centred_and_the_same_again(tmp_path: Path) -> None:
-    learnt, fresh = Frames(_other_pictures(24, 0)), _video(_other_pictures(8, 1))
+    learnt, fresh = _other_pictures(24, 0), _video(_other_pictures(8, 1))
     net, steps = fit(learnt, Length(steps=12), seed=0, start=COMPONENTS)
     write(str(tmp_path / "fitted.safetensors"), net, {"steps": str(steps)})
     tokenizer = TinyTokenizer(str(tmp_path / "fitted.safetensors"))
     latent = tokenizer.encode(fresh)
     assert steps == 12
-    assert psnr(tokenizer.net, fresh) > psnr(load(str(SHIPPED)), fresh) + 3
+    assert _psnr(tokenizer.net, fresh) > _psnr(load(str(SHIPPED)), fresh) + 3
     assert latent.mean((0, 2, 3, 4)).abs().max() < 1 and 0.7 < latent.std() < 1.4
     again, _ = fit(learnt, Length(steps=12), seed=0, start=COMPONENTS)
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in net.state_dict().items())
     from_shipped, _ = fit(learnt, Length(steps=3), seed=0, start=str(SHIPPED))
-    assert psnr(from_shipped, fresh) > psnr(load(str(SHIPPED)), fresh)
+    assert _psnr(from_shipped, fresh) > _psnr(load(str(SHIPPED)), fresh)
 
 
 @pytest.mark.gpu
 def test_a_fit_on_a_gpu_is_as_good() -> None:
-    learnt, fresh = Frames(_other_pictures(24, 0)), _video(_other_pictures(8, 1))
+    learnt, fresh = _other_pictures(24, 0), _video(_other_pictures(8, 1))
     on_cpu, on_gpu = (
         fit(learnt, Length(steps=12), seed=0, start=COMPONENTS, device=device)[0].cpu() for device in ("cpu", "cuda")
     )
-    assert abs(psnr(on_gpu, fresh) - psnr(on_cpu, fresh)) < 0.5
+    assert abs(_psnr(on_gpu, fresh) - _psnr(on_cpu, fresh)) < 0.5
 
 
 def test_the_program_fits_to_what_is_not_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +164,6 @@ def test_the_program_fits_to_what_is_not_held_out(tmp_path: Path, monkeypatch: p
     assert call(fit_tiny_tokenizer, *words, "--minutes", 0) == 0
     found = json.loads((tmp_path / "own.json").read_text())
     assert found["steps"] == 0 and found["psnr"] != found["psnr_of_shipped"] > 30
-    ((frames, length, how),) = asked
-    assert frames.pictures_N_F_H_W_C.shape == (3, 13, 48, 48, 3)
+    ((pictures, length, how),) = asked
+    assert pictures.shape == (3, 13, 48, 48, 3)
     assert (length.clock, how["start"]) == (time.process_time, COMPONENTS)

@@ -12,7 +12,7 @@ from torch import Tensor
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers import wan_vae
 from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE, _conv_of_doubled, to_diffusers_name
-from cosmos_predict2.tokenizers.wan_vae import WanTokenizer, decode_in_tiles, encode_in_tiles
+from cosmos_predict2.tokenizers.wan_vae import WanTokenizer, in_tiles
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from tests.findings import problems
 
@@ -43,11 +43,8 @@ def _video(*shape: int) -> Tensor:
 def test_it_is_a_video_tokenizer(weights: str) -> None:
     tokenizer = WanTokenizer(weights, config=TINY, load_mean_std=True)
     assert isinstance(tokenizer, VideoTokenizer)
-    assert (tokenizer.latent_ch, tokenizer.spatial_compression_factor, tokenizer.temporal_compression_factor) == (
-        16,
-        8,
-        4,
-    )
+    factors = tokenizer.spatial_compression_factor, tokenizer.temporal_compression_factor
+    assert (tokenizer.latent_ch, *factors) == (16, 8, 4)
     assert (tokenizer.pixel_chunk_duration, tokenizer.latent_chunk_duration) == (81, 21)
     assert tokenizer.is_causal and not tokenizer.is_chunk_overlap
     assert tokenizer.dtype == torch.float32
@@ -114,16 +111,16 @@ def test_convolution_of_a_doubled_picture_in_quarters(layout: torch.memory_forma
 
 def test_tiles_meet_without_a_seam() -> None:
     latent = torch.randn(1, 4, 2, 13, 21, dtype=torch.float64)
-    pixels = decode_in_tiles(lambda z: z.repeat_interleave(8, -1).repeat_interleave(8, -2), latent, 40, 8)
+    pixels = in_tiles(lambda z: z.repeat_interleave(8, -1).repeat_interleave(8, -2), latent, 5, 1, 8)
     torch.testing.assert_close(pixels, latent.repeat_interleave(8, -1).repeat_interleave(8, -2))
-    torch.testing.assert_close(encode_in_tiles(lambda x: x[..., ::8, ::8], pixels, 40, 8), latent)
+    torch.testing.assert_close(in_tiles(lambda x: x[..., ::8, ::8], pixels, 40, 8, 1), latent)
 
 
 def test_automatic_tiles_only_where_memory_is_short(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = WanTokenizer(weights, config=TINY, tile_size="auto")
     monkeypatch.setattr(wan_vae, "AUTO_TILE", 32)
     calls = []
-    monkeypatch.setattr(wan_vae, "encode_in_tiles", lambda *arguments: calls.append(1) or torch.zeros(1, 32, 2, 8, 8))
+    monkeypatch.setattr(wan_vae, "in_tiles", lambda *arguments: calls.append(1) or torch.zeros(1, 32, 2, 8, 8))
     video = _video(1, 3, 5, 64, 64)
     tokenizer.encode(video)
     assert not calls
