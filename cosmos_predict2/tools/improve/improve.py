@@ -26,17 +26,9 @@ from cosmos_predict2.rl.episodes.episodes import require_known_sentences, requir
 from cosmos_predict2.rl.episodes.recording import CAMERA, require_columns
 from cosmos_predict2.rl.policies.cloning import cloneable
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
-from cosmos_predict2.tools.improve.page import (
-    WayResults,
-    WayVerdict,
-    became_worse,
-    refusals,
-    verdict_of,
-    without,
-    write_page,
-)
+from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, write_page
 from cosmos_predict2.tools.improve.steps import Runner, digest
-from cosmos_predict2.tools.improve.way import POLICIES, Options, Phase, RecordedSizes, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.way import POLICIES, Options, Phase, RecordedSizes, look, steps_of
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError
@@ -60,27 +52,26 @@ def improve(options: Options) -> WayVerdict:
         raise DataError(f"{options.data}: the longest episode {why}. Record longer ones, or more frames per second.")
     if options.suite:
         require_suite(options, recorded)
-    figures = WayResults(options.out)
     with Runner(options.out, steps_of(options, recorded)) as runner:
         done = 0
         while done < len(runner.steps):
             step = runner.steps[done]
             done += 1
-            refused = refusals(options, runner, figures)
-            for phase in phases_of(options):
-                if phase in refused and (phase.is_anew or phase != phases_of(options)[-1]):
+            results = WayResults(options, runner)
+            for phase in results.phases:
+                if phase in results.refused and (phase.is_anew or phase != results.phases[-1]):
                     keep(phase, phase.policy)
-                elif (is_worse := became_worse(phase, runner, figures)) is not None:
+                elif (is_worse := results.became_worse(phase)) is not None:
                     keep(phase, phase.policy if is_worse else phase.exported)
-            if step.name in without(options, runner, figures, refused):
+            if step.name in results.left_out():
                 continue
             try:
                 if runner.run(step) and step.name in ("split", "tokenizer"):
                     illustrate(step.name, options, recorded)
                 runner.steps = steps_of(options, recorded)  # what learns may be known now
             finally:
-                page = write_page(options, runner, figures)
-    found = verdict_of(options, runner, figures)
+                page = write_page(WayResults(options, runner))
+    found = WayResults(options, runner).verdict()
     print(f"\n{found.sentence}\nNext: {found.next_step}\npage: {page}", file=runner.shown)
     return found
 

@@ -6,10 +6,11 @@ cost, and what to do next. It is written after every step, so that it shows what
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo, Points
+from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import lines_of, table
 from cosmos_predict2.tools.improve import way
@@ -18,7 +19,6 @@ from cosmos_predict2.tools.improve.way import Clone, Options, Phase, chosen, clo
 from imaginaire import foreign_json, storage
 from imaginaire.log import duration
 
-VERDICT = "verdict.json"
 MOST_CLIPS, MOST_REASONS = 4, 2
 # The metrics of runs that are drawn together.
 LOOKS = {"Loss": ("val/stop_loss", "val/stop_loss_seen"), "Imagined pictures, dB": ("val/stop_psnr",)}
@@ -39,139 +39,144 @@ class WayVerdict:
 
 @dataclass(frozen=True)
 class WayResults:
-    """The results that the programs of a way have written so far."""
+    """Results of the programs of a way so far, and what follows from those of steps that are done, with their inputs as
+    they are now."""
 
-    out: Path
+    options: Options
+    runner: Runner
 
     def read(self, name: str) -> dict[str, Any]:
         try:
-            return foreign_json.load_object(self.out / name)
+            return foreign_json.load_object(self.options.out / name)
         except (OSError, ValueError):
             return {}
 
     def card(self, phase: Phase) -> dict[str, Any]:
-        return self.read(str(phase.card.relative_to(self.out)))
+        return self.read(str(phase.card.relative_to(self.options.out)))
 
     def success(self, name: str) -> dict[str, Any]:
         """Rate, low and high of an evaluation."""
         found = self.read(f"{name}/evaluation.json").get("success", {})
         return found if isinstance(found, dict) else {}
 
+    def is_done(self, name: str) -> bool:
+        return any(step.name == name and not self.runner.why(step) for step in self.runner.steps)
 
-def verdict_of(options: Options, runner: Runner, figures: WayResults) -> WayVerdict:
-    """The verdict of what there is: of steps that are done, with their inputs as they are now."""
-    refused = refusals(options, runner, figures)
-    left_out = without(options, runner, figures, refused)
-    due = {step.name: step for step in runner.steps if runner.why(step)}
-    for step in due.values():
-        if (marker := runner.marker(step)).get("state") == FAILED:
-            sentence = f"The way ended at step {runner.steps.index(step) + 1}, {step.title}: {marker['error']}"
-            return WayVerdict("ended", sentence, "Mend what it names, and start the same command again.")
-    if due.keys() - left_out:
-        return WayVerdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
-    done = [phase for phase in phases_of(options) if f"learning{phase.end}" not in due]
-    better = [phase for phase in phases_of(options) if brings(phase, runner, figures, refused)]
-    if not done and not better:
-        reasons = "; ".join(figures.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
-        sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{_choice(options, figures)}"
-        again = f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
-        next_step = figures.card(refused[-1])["next_step"] + (again if options.suite else "")
-        return WayVerdict("refused", sentence, next_step)
-    checked = f"the gate says {figures.card(done[-1])['verdict']}" if done else "the gate says no"
-    if done and figures.card(done[-1])["verdict"] == "no":
-        checked += ", which was overruled"
-    for phase in refused:
-        checked += f", and no to phase {phase.number}"
-    for phase in done:
-        if better and became_worse(phase, runner, figures):
-            checked += f"; what was learnt in phase {phase.number} was worse and is not kept"
-    for phase in better:
-        if phase.is_anew and (phase in refused or became_worse(phase, runner, figures)):
-            checked += f"; phase {phase.number} ends with its new clone"
-    if not options.suite:
-        sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
-        return WayVerdict("unmeasured", sentence, _NEXT["unmeasured"])
-    before = figures.success(_truth_of(chosen(options), options))
-    if not better:
-        sentence = f"What was learnt is not kept: {_tried(done[-1], figures)} ({checked}). RUN/policy is the clone."
-        return WayVerdict("kept", sentence + _choice(options, figures), _NEXT["kept"])
-    after = figures.success(f"after{better[-1].end}")
-    low, high = difference(before, after)
-    word = "better" if low > 0 else "worse" if high < 0 else "unclear"
-    sentence = (
-        f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of {after['episodes']}"
-        f" episodes by whose starts nothing was chosen ({_change(before, after)}; {checked})."
-    )
-    return WayVerdict(word, sentence + _choice(options, figures), _NEXT[word])
+    @cached_property
+    def phases(self) -> list[Phase]:
+        return phases_of(self.options)
+
+    @cached_property
+    def refused(self) -> list[Phase]:
+        """The phases that the gate refuses, unless that is overruled."""
+        asked = [phase for phase in self.phases if self.is_done(f"{way.GATE}{phase.end}")]
+        return [one for one in asked if self.card(one)["verdict"] == "no" and not self.options.allow_unchecked]
+
+    def became_worse(self, phase: Phase) -> bool | None:
+        """True where the learnt policy truly succeeds less than the one that learnt it, on starts of their own; None
+        where that was not tried."""
+        names = [*phase.trials_before, f"{way.TRIAL_AFTER}{phase.end}"]
+        if not all(map(self.is_done, names)):
+            return None
+        *before, after = (way.rate_of(self.options.out / name / "evaluation.json") for name in names)
+        return bool(after < max(before))
+
+    def brings(self, phase: Phase) -> bool:
+        """True where a phase ends with another policy than it began with: its new clone, or what was learnt."""
+        return phase.is_anew is True or (phase not in self.refused and not self.became_worse(phase))
+
+    def left_out(self) -> set[str]:
+        """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
+        the truth of what is not kept."""
+        refused, steps = self.refused, [step.name for step in self.runner.steps]
+        names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", way.TRIAL_AFTER)}
+        names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in refused if phase.clone is None}
+        if refused and refused[-1] == self.phases[-1]:
+            names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
+        if way.CHOSEN in steps:  # then what the choice brought is known
+            names -= {"before", way.CHOSEN}
+        for phase in self.phases:
+            after = {f"after{phase.end}"}
+            names = names - after if self.brings(phase) else names | after
+        return names
+
+    def verdict(self) -> WayVerdict:
+        """The verdict of what there is."""
+        options, refused, left_out = self.options, self.refused, self.left_out()
+        due = {step.name: step for step in self.runner.steps if self.runner.why(step)}
+        for step in due.values():
+            if (marker := self.runner.marker(step)).get("state") == FAILED:
+                number = self.runner.steps.index(step) + 1
+                sentence = f"The way ended at step {number}, {step.title}: {marker['error']}"
+                return WayVerdict("ended", sentence, "Mend what it names, and start the same command again.")
+        if due.keys() - left_out:
+            return WayVerdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
+        done = [phase for phase in self.phases if f"learning{phase.end}" not in due]
+        better = [phase for phase in self.phases if self.brings(phase)]
+        if not done and not better:
+            reasons = "; ".join(self.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
+            sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{self._choice()}"
+            again = f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
+            next_step = self.card(refused[-1])["next_step"] + (again if options.suite else "")
+            return WayVerdict("refused", sentence, next_step)
+        checked = self._checked(done, better)
+        if not options.suite:
+            sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
+            return WayVerdict("unmeasured", sentence, _NEXT["unmeasured"])
+        before = self.success(self.truth_of(chosen(options)))
+        if not better:
+            sentence = f"What was learnt is not kept: {self.tried(done[-1])} ({checked}). RUN/policy is the clone."
+            return WayVerdict("kept", sentence + self._choice(), _NEXT["kept"])
+        after = self.success(f"after{better[-1].end}")
+        low, high = difference(before, after)
+        word = "better" if low > 0 else "worse" if high < 0 else "unclear"
+        sentence = (
+            f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of"
+            f" {after['episodes']} episodes by whose starts nothing was chosen ({_change(before, after)}; {checked})."
+        )
+        return WayVerdict(word, sentence + self._choice(), _NEXT[word])
+
+    def _checked(self, done: Sequence[Phase], better: Sequence[Phase]) -> str:
+        """The words of the gate on each phase, and of the trials that overrule them."""
+        checked = f"the gate says {self.card(done[-1])['verdict']}" if done else "the gate says no"
+        if done and self.card(done[-1])["verdict"] == "no":
+            checked += ", which was overruled"
+        for phase in self.refused:
+            checked += f", and no to phase {phase.number}"
+        for phase in done:
+            if better and self.became_worse(phase):
+                checked += f"; what was learnt in phase {phase.number} was worse and is not kept"
+        for phase in better:
+            if phase.is_anew and (phase in self.refused or self.became_worse(phase)):
+                checked += f"; phase {phase.number} ends with its new clone"
+        return checked
+
+    def truth_of(self, clone: Clone) -> str:
+        """The name of the step that measures the clone that learns."""
+        return "before" if clone == clones_of(self.options)[0] else way.CHOSEN
+
+    def _choice(self) -> str:
+        """A sentence on the clone that imagination has chosen among several; empty of one."""
+        learns, (first, *others) = chosen(self.options), clones_of(self.options)
+        if not others:
+            return ""
+        text = f" Imagination ranks {learns.title}, first of {1 + len(others)} clones"
+        one, best = self.success("before"), self.success(way.CHOSEN)
+        if learns == first or not one or not best:
+            return f"{text}."
+        rates = f"its true success is {best['rate']:.3f}, that of {first.title}, {one['rate']:.3f}"
+        return f"{text}: {rates} ({_change(one, best)})."
+
+    def tried(self, phase: Phase) -> str:
+        before = max((self.success(name) for name in phase.trials_before), key=lambda found: found["rate"])
+        after = self.success(f"{way.TRIAL_AFTER}{phase.end}")
+        rates = f"{after['rate']:.3f} of {after['episodes']} true episodes, and {before['rate']:.3f} before"
+        return f"it succeeded in {rates}, from the same starts, which serve for nothing else"
 
 
 def _change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     low, high = difference(before, after)
     return f"{after['rate'] - before['rate']:+.3f}, with 95 % between {low:+.3f} and {high:+.3f}"
-
-
-def _truth_of(clone: Clone, options: Options) -> str:
-    """The name of the step that measures the clone that learns."""
-    return "before" if clone == clones_of(options)[0] else way.CHOSEN
-
-
-def _choice(options: Options, figures: WayResults) -> str:
-    """A sentence on the clone that imagination has chosen among several; empty of one."""
-    first, *others = clones_of(options)
-    if not others:
-        return ""
-    text = f" Imagination ranks {chosen(options).title}, first of {1 + len(others)} clones"
-    one, best = figures.success("before"), figures.success(way.CHOSEN)
-    if chosen(options) == first or not one or not best:
-        return f"{text}."
-    rates = f"its true success is {best['rate']:.3f}, that of {first.title}, {one['rate']:.3f}"
-    return f"{text}: {rates} ({_change(one, best)})."
-
-
-def refusals(options: Options, runner: Runner, figures: WayResults) -> list[Phase]:
-    """The phases that the gate refuses, of what there is now, unless that is overruled."""
-    steps = {step.name: step for step in runner.steps}
-    asked = [phase for phase in phases_of(options) if not runner.why(steps[f"{way.GATE}{phase.end}"])]
-    return [phase for phase in asked if figures.card(phase)["verdict"] == "no" and not options.allow_unchecked]
-
-
-def became_worse(phase: Phase, runner: Runner, figures: WayResults) -> bool | None:
-    """True where the learnt policy truly succeeds less than the one that learnt it, on starts of their own; None where
-    that was not tried."""
-    names = [*phase.trials_before, f"{way.TRIAL_AFTER}{phase.end}"]
-    steps = {step.name: step for step in runner.steps}
-    if any(name not in steps or runner.why(steps[name]) for name in names):
-        return None
-    *before, after = (way.rate_of(figures.out / name / "evaluation.json") for name in names)
-    return bool(after < max(before))
-
-
-def brings(phase: Phase, runner: Runner, figures: WayResults, refused: Sequence[Phase]) -> bool:
-    """True where a phase ends with another policy than it began with: its new clone, or what was learnt."""
-    return phase.is_anew is True or (phase not in refused and not became_worse(phase, runner, figures))
-
-
-def _tried(phase: Phase, figures: WayResults) -> str:
-    before = max((figures.success(name) for name in phase.trials_before), key=lambda found: found["rate"])
-    after = figures.success(f"{way.TRIAL_AFTER}{phase.end}")
-    rates = f"{after['rate']:.3f} of {after['episodes']} true episodes, and {before['rate']:.3f} before"
-    return f"it succeeded in {rates}, from the same starts, which serve for nothing else"
-
-
-def without(options: Options, runner: Runner, figures: WayResults, refused: Sequence[Phase]) -> set[str]:
-    """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
-    the truth of what is not kept."""
-    names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", way.TRIAL_AFTER)}
-    names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in refused if phase.clone is None}
-    if refused and refused[-1] == phases_of(options)[-1]:
-        steps = [step.name for step in runner.steps]
-        names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
-    if any(step.name == way.CHOSEN for step in runner.steps):  # then what the choice brought is known
-        names -= {"before", way.CHOSEN}
-    for phase in phases_of(options):
-        after = {f"after{phase.end}"}
-        names = names - after if brings(phase, runner, figures, refused) else names | after
-    return names
 
 
 _SAID = {
@@ -180,11 +185,10 @@ _SAID = {
     "unclear": "It is not clear that the policy became better",
 }
 _AGAIN = "Give one more of --phases: 100 true episodes of this policy are recorded, and the way is gone again."
+_CLONE = "Use the clone, and record episodes of it: what the world model has not seen of them misled the policy."
 _NEXT = {
-    "better": _AGAIN,
-    "kept": "Use the clone, and record episodes of it: what the world model has not seen of them misled the policy.",
-    "worse": "Use the clone, and record episodes of it: what the world model has not seen of them misled the policy.",
-    "unclear": _AGAIN,
+    **dict.fromkeys(("better", "unclear"), _AGAIN),
+    **dict.fromkeys(("kept", "worse"), _CLONE),
     "unmeasured": "Let the robot play 20 episodes with the clone and 20 with the policy, from the same starts; count.",
 }
 
@@ -197,58 +201,58 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[flo
     return change - low, change + high
 
 
-def _ladder(options: Options, figures: WayResults) -> Iterator[tuple[str, str, str, str]]:
+def _ladder(results: WayResults) -> Iterator[tuple[str, str, str, str]]:
     """A tile for each rung that there is: name, figure, what it is, and whether it is good."""
-    if split := figures.read("split.json"):
+    if split := results.read("split.json"):
         known = [outcome for outcome in split["outcomes"] if outcome is not None]
         yield "recordings", str(len(split["outcomes"])), f"{sum(known)} succeed, {len(known) - sum(known)} fail", ""
-    if found := figures.read("tokenizer.json"):
+    if found := results.read("tokenizer.json"):
         kind = {"good": "good", "bad": "bad"}.get(found["verdict"], "")
         verdict = f"{found['verdict']}; the shipped one {found['psnr_of_shipped']:.1f}"
         yield "tokenizer", f"{found['psnr']:.1f} dB", verdict, kind
-    if found := figures.read("imagined/figures.json"):
+    if found := results.read("imagined/figures.json"):
         word = found["verdict"]["word"]
         yield "world model", word, "its actions", {"follows": "good", "ignores": "bad"}.get(word, "")
-    for phase in phases_of(options):
-        if found := figures.card(phase):
+    for phase in results.phases:
+        if found := results.card(phase):
             kind = {"go": "good", "no": "bad"}.get(found["verdict"], "")
             yield f"gate{phase.title}", found["verdict"], "is what it imagines to be trusted?", kind
-    played = {f"after{phase.end}": f"policy{phase.title}, truly" for phase in phases_of(options)}
-    clones = {"before": "first clone, truly", _truth_of(chosen(options), options): "clone, truly"}
+    played = {f"after{phase.end}": f"policy{phase.title}, truly" for phase in results.phases}
+    clones = {"before": "first clone, truly", results.truth_of(chosen(results.options)): "clone, truly"}
     for name, title in {**clones, **played}.items():
-        if found := figures.success(name):
+        if found := results.success(name):
             yield title, f"{found['rate']:.3f}", f"{found['low']:.3f} to {found['high']:.3f} of {found['episodes']}", ""
 
 
-def _recordings(page: Page, options: Options, figures: WayResults, found: dict[str, Any]) -> None:
+def _recordings(page: Page, results: WayResults, found: dict[str, Any]) -> None:
     counts = ", ".join(f"{count} {what}" for what, count in found["counts"].items())
     page.heading("1. Recordings", f"{counts}; {len(found['faults']) or 'no'} faults.")
-    if split := figures.read("split.json"):
+    if split := results.read("split.json"):
         outcomes = {part: [split["outcomes"][i] for i in split[part]] for part in ("train", "calibrate", "test")}
         page.findings([f"{part}: {o.count(True)} succeed, {o.count(False)} fail" for part, o in outcomes.items()])
         page.note("What is held out (calibrate, test) is seen by no training; test by no threshold and no stop rule.")
-    page.clips(_illustrations(figures, "split"))
+    page.clips(_illustrations(results, "split"))
 
 
-def _tokenizer(page: Page, options: Options, figures: WayResults, found: dict[str, Any]) -> None:
+def _tokenizer(page: Page, results: WayResults, found: dict[str, Any]) -> None:
     here, shipped = f"{found['psnr']:.1f} dB", f"{found['psnr_of_shipped']:.1f}"
-    figures_of = f"{here} on held-out ones, where the tokenizer that ships has {shipped}"
-    page.heading("2. Tokenizer", f"Fitted to these pictures, it is {found['verdict']}: {figures_of}.")
+    figures = f"{here} on held-out ones, where the tokenizer that ships has {shipped}"
+    page.heading("2. Tokenizer", f"Fitted to these pictures, it is {found['verdict']}: {figures}.")
     page.findings(found["reasons"])
-    page.clips(_illustrations(figures, "tokenizer"))
+    page.clips(_illustrations(results, "tokenizer"))
 
 
-def _world_model(page: Page, options: Options, figures: WayResults, rule: dict[str, Any]) -> None:
+def _world_model(page: Page, results: WayResults, rule: dict[str, Any]) -> None:
     page.heading("3. World model", rule["text"])
-    page.plots(_plots(options.out / way.WORLD_MODEL, LOOKS), "iteration")
-    if found := figures.read("imagined/figures.json"):
+    _plots(page, results.options.out / way.WORLD_MODEL, LOOKS)
+    if found := results.read("imagined/figures.json"):
         page.verdict(f"It {found['verdict']['sentence']}.")
-        page.clips(_clips(options.out, "imagined", "clip_*.mp4"))
+        page.clips(_clips(results.options.out, "imagined", "clip_*.mp4"))
         page.note("Held-out recordings, and what is imagined of their first picture and their own actions.")
         page.link("its evaluation, with all figures and videos", "imagined/index.html")
 
 
-def _reward(page: Page, options: Options, figures: WayResults, found: dict[str, Any]) -> None:
+def _reward(page: Page, results: WayResults, found: dict[str, Any]) -> None:
     page.heading("4. Reward", "A success classifier of pictures; figures of held-out recordings.")
     columns = ("precision", "recall", "accuracy", "calibration_error")
     rows = [(name, [_number(one.get(key)) for key in columns]) for name, one in found["quality"].items()]
@@ -257,25 +261,24 @@ def _reward(page: Page, options: Options, figures: WayResults, found: dict[str, 
     page.plots({"Share of true successes": {**bins, "as it should be": [(0, 0), (1, 1)]}}, "probability")
 
 
-def _clone(page: Page, options: Options, figures: WayResults) -> None:
-    places = {clone: clone.folder(options.out).relative_to(options.out) for clone in clones_of(options)}
-    found = {clone: figures.read(str(place / "clone.json")) for clone, place in places.items()}
-    if not (learns := found[chosen(options)]):
+def _clone(page: Page, results: WayResults) -> None:
+    options, learns = results.options, chosen(results.options)
+    found = {clone: results.read(f"{way.CLONED}/{clone.name}/clone.json") for clone in clones_of(options)}
+    if not found[learns]:
         return
-    page.heading("5. Clone", learns["best"]["verdict"]["text"])
+    page.heading("5. Clone", found[learns]["best"]["verdict"]["text"])
     losses = {
         clone.title: [(one["iteration"], _number(one["loss"])) for one in content["history"]]
         for clone, content in found.items()
         if content
     }
     page.plots({"Held-out loss": losses}, "iteration")
-    if len(found) > 1 and (ranking := figures.read(way.RANKING)):
+    if len(found) > 1 and (ranking := results.read(way.RANKING)):
         rows = [(Path(row["policy"]).parent.name.replace("_", " "), row["value"]) for row in ranking["policies"]]
         columns = ("value", "low", "high")
         page.table("imagined", columns, [(name, [_number(value[key]) for key in columns]) for name, value in rows])
-        page.verdict(f"{chosen(options).title}, learns: it has the highest imagined value.")
-    name = _truth_of(chosen(options), options)
-    _truth(page, options, name, figures.success(name))
+        page.verdict(f"{learns.title}, learns: it has the highest imagined value.")
+    _truth(page, results, results.truth_of(learns))
 
 
 def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
@@ -288,21 +291,21 @@ def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
     page.note(f"Next, says the gate: {card['next_step']}")
 
 
-def _policy(page: Page, options: Options, phase: Phase, runner: Runner, figures: WayResults) -> None:
+def _policy(page: Page, results: WayResults, phase: Phase) -> None:
     page.heading(f"7. Policy{phase.title}", "It learnt in what the world model imagines.")
-    page.plots(_plots(phase.learnt, LEARNING), "iteration")
-    if (is_worse := became_worse(phase, runner, figures)) is not None:
-        page.verdict(f"{'It is not kept' if is_worse else 'It is kept'}: {_tried(phase, figures)}.")
+    _plots(page, phase.learnt, LEARNING)
+    if (is_worse := results.became_worse(phase)) is not None:
+        page.verdict(f"{'It is not kept' if is_worse else 'It is kept'}: {results.tried(phase)}.")
     if not is_worse:
-        _truth(page, options, f"after{phase.end}", figures.success(f"after{phase.end}"))
+        _truth(page, results, f"after{phase.end}")
 
 
-def _truth(page: Page, options: Options, name: str, found: dict[str, Any]) -> None:
+def _truth(page: Page, results: WayResults, name: str) -> None:
     """The success and the episodes of an evaluation, where there is one."""
-    if found:
+    if found := results.success(name):
         interval = f"({found['low']:.3f} to {found['high']:.3f})"
         page.verdict(f"It truly succeeds on {found['rate']:.3f} of {found['episodes']} episodes {interval}.")
-        page.clips(_clips(options.out, name, "*.mp4"))
+        page.clips(_clips(results.options.out, name, "*.mp4"))
         page.note("Left as it truly goes, right what is imagined of the same actions.")
 
 
@@ -321,23 +324,23 @@ def _clips(out: Path, folder: str, pattern: str) -> list[PageVideo]:
     return [PageVideo(name, f"{folder}/{file.name}") for file, name in names.items()]
 
 
-def _illustrations(figures: WayResults, name: str) -> list[PageVideo]:
+def _illustrations(results: WayResults, name: str) -> list[PageVideo]:
     """The clips that `improve.illustrate` wrote for a step."""
-    captions = figures.read("page/captions.json").get(name, {})
+    captions = results.read("page/captions.json").get(name, {})
     return [PageVideo(caption, f"page/{file}") for file, caption in captions.items()]
 
 
-def _plots(run: Path, table: Mapping[str, Sequence[str]]) -> Mapping[str, Mapping[str, Points]]:
-    return plots_of(by_name(read_records(str(run))), table)
+def _plots(page: Page, run: Path, table: Mapping[str, Sequence[str]]) -> None:
+    page.plots(plots_of(by_name(read_records(str(run))), table), "iteration")
 
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def write_page(options: Options, runner: Runner, figures: WayResults) -> Path:
+def write_page(results: WayResults) -> Path:
     """Write RUN/index.html and RUN/verdict.json; gives the page."""
-    found = verdict_of(options, runner, figures)
+    options, runner, found = results.options, results.runner, results.verdict()
     title = f"From {options.data.name} to a policy" + (f", {options.suite}" if options.suite else "")
     markers = [(step.title, runner.marker(step)) for step in runner.steps]
     done = [(title, marker) for title, marker in markers if marker.get("state") == DONE]
@@ -350,21 +353,21 @@ def write_page(options: Options, runner: Runner, figures: WayResults) -> Path:
     page = Page(title, facts, video_width=192)
     page.verdict(found.sentence)
     page.verdict(f"Next: {found.next_step}")
-    page.tiles(list(_ladder(options, figures)))
+    page.tiles(list(_ladder(results)))
     for file, draw in _RUNGS.items():
-        if content := figures.read(file):
-            draw(page, options, figures, content)
-    _clone(page, options, figures)
-    for phase in phases_of(options):
-        if card := figures.card(phase):
+        if content := results.read(file):
+            draw(page, results, content)
+    _clone(page, results)
+    for phase in results.phases:
+        if card := results.card(phase):
             _gate(page, phase, card)
-    for phase in phases_of(options):
+    for phase in results.phases:
         if (phase.learnt / "metrics.jsonl").exists():
-            _policy(page, options, phase, runner, figures)
+            _policy(page, results, phase)
     page.heading("What it cost", "Minutes by the clock, and of all processors together.")
     page.table("step", ["minutes", "processor minutes"], [*costs, ("all", [minutes, used])])
     page.heading("Commands", "Each step can be run alone.")
     page.text("\n".join(runner.command(step) for step in runner.steps))
     content = {"verdict": found.word, "sentence": found.sentence, "next": found.next_step}
-    storage.write_json(options.out / VERDICT, content)
+    storage.write_json(options.out / "verdict.json", content)
     return page.write(options.out)

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.improve import keep
-from cosmos_predict2.tools.improve.page import WayResults, difference, refusals, verdict_of, without, write_page
+from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, difference, write_page
 from cosmos_predict2.tools.improve.steps import Runner, WayStep
 from cosmos_predict2.tools.improve.way import Options, RecordedSizes, look, phases_of, steps_of
 from imaginaire.config.compose import compose
@@ -105,7 +106,7 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
     write_json(options.out / "posttraining/cloning/clone/clone.json", CLONED)
     write_json(options.out / "posttraining/cloning/clone_4/clone.json", CLONED)
     with Runner(options.out, steps_of(options, RECORDED), shown=io.StringIO()) as runner:
-        page = write_page(options, runner, WayResults(options.out)).read_text()
+        page = write_page(WayResults(options, runner)).read_text()
     assert "clone 4, pi05, seed 4, learns" in page and "clone, openvla_oft, seed 3" in page
     for damaged in ("[]", "{", '{"policies": []}'):
         (options.out / "ranking.json").write_text(damaged)
@@ -152,9 +153,20 @@ def writing(folder: Path, contents: Mapping[str, tuple[str, Any]]) -> list[WaySt
 
 
 def rate(successes: int) -> Mapping[str, Any]:
-    from cosmos_predict2.rl.episodes.policy_evaluation import Rate
-
     return {"success": Rate(successes, 200).as_dict()}
+
+
+def gone(options: Options, steps: list[WayStep], *, until: int | None = None) -> tuple[WayVerdict, set[str]]:
+    """The verdict of a way that went so far, with a page of it, and the steps that are done."""
+    with Runner(options.out, steps, shown=io.StringIO()) as runner:
+        for step in steps[:until]:
+            if step.name not in WayResults(options, runner).left_out():
+                runner.run(step)
+        results = WayResults(options, runner)
+        page, found = write_page(results).read_text(), results.verdict()
+        assert found.sentence in page
+        assert json.loads((options.out / "verdict.json").read_text())["verdict"] == found.word
+        return found, {step.name for step in steps if results.is_done(step.name)}
 
 
 @pytest.mark.parametrize(
@@ -178,18 +190,12 @@ def test_the_verdict_follows_from_what_was_measured(
     contents["after"] = "after/evaluation.json", after and rate(after)
     options = replace(OPTIONS, out=tmp_path, allow_unchecked=verdict == "overruled")
     steps = writing(tmp_path, contents)
-    figures = WayResults(tmp_path)
-    with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
-        for step in steps if after is not None else steps[:-1]:
-            if step.name not in without(options, runner, figures, refusals(options, runner, figures)):
-                runner.run(step)
-        found = verdict_of(options, runner, figures)
-        page = write_page(options, runner, figures)
-        assert verdict_of(replace(options, suite=""), runner, figures).word in (word, "unmeasured")
+    found, _ = gone(options, steps, until=None if after else -1)
     assert found.word == word
-    assert found.sentence in page.read_text() and json.loads((tmp_path / "verdict.json").read_text())["verdict"] == word
     assert (word == "refused") == found.next_step.startswith("do this. --phases 1 records")
     assert (verdict == "overruled") == ("the gate says no, which was overruled" in found.sentence)
+    untried = WayResults(replace(options, suite=""), Runner(tmp_path, steps)).verdict()
+    assert untried.word == (word if word in ("refused", "unfinished") else "unmeasured")
 
 
 @pytest.mark.parametrize(("verdict", "word"), [("no", "refused"), ("go", "unclear")])
@@ -205,21 +211,15 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
         "after": ("after/evaluation.json", rate(90)),
     }
     steps = writing(tmp_path, contents)
-    figures = WayResults(tmp_path)
-    with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
-        for step in steps:
-            if step.name not in without(options, runner, figures, refusals(options, runner, figures)):
-                runner.run(step)
-        found = verdict_of(options, runner, figures)
-        assert {(tmp_path / name).exists() for name in ("learnt", "after")} == {verdict == "go"}
+    found, done = gone(options, steps)
+    assert {"learning", "after"} & done == ({"learning", "after"} if verdict == "go" else set())
     assert found.word == word and (verdict == "no") != ("true success 0.450 before, 0.450 after" in found.sentence)
     said = "Imagination ranks clone 2, pi05, seed 0, first of 2 clones: its true success is 0.450, that of clone,"
     assert f"{said} openvla_oft, seed 0, 0.200 (+0.250, with 95 %" in found.sentence
 
     (tmp_path / "ranking.json").write_text(json.dumps({"policies": rows[::-1], "problem": ""}))
-    plan = [step for step in steps if step.name != "chosen"]
-    with Runner(tmp_path, plan, shown=io.StringIO()) as runner:
-        assert "ranks clone, openvla_oft, seed 0, first of 2 clones." in verdict_of(options, runner, figures).sentence
+    plan = Runner(tmp_path, [step for step in steps if step.name != "chosen"])
+    assert "ranks clone, openvla_oft, seed 0, first of 2 clones." in WayResults(options, plan).verdict().sentence
 
 
 @pytest.mark.parametrize(
@@ -305,14 +305,7 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     if second is not None:
         contents["gate_2"] = f"{later}/card.json", _card(second, "the second")
     contents |= {name: (f"{name}/evaluation.json", rate(n)) for name, n in (("before", 40), ("after_2", 70))}
-    steps = writing(tmp_path, contents)
-    figures = WayResults(tmp_path)
-    with Runner(tmp_path, steps, shown=io.StringIO()) as runner:
-        for step in steps[: 7 if second is None else None]:
-            if step.name not in without(options, runner, figures, refusals(options, runner, figures)):
-                runner.run(step)
-        done = {step.name for step in steps if not runner.why(step)}
-        found = verdict_of(options, runner, figures)
+    found, done = gone(options, writing(tmp_path, contents), until=7 if second is None else None)
     assert {"before", "collect_2"} <= done and not {"learning", "export", "trial_before", "after"} & done
     assert ("learning_2" in done) == (second == "go") and found.word == word
     assert word != "better" or "and no to phase 1" in found.sentence
@@ -331,7 +324,5 @@ def _card(verdict: str, reason: str) -> dict[str, Any]:
 
 def test_the_interval_of_a_change_is_newcombes() -> None:
     """56 of 70 against 48 of 80: 0.2 with 0.0524 to 0.3339, of Newcombe (1998), table II, method 10."""
-    from cosmos_predict2.rl.episodes.policy_evaluation import Rate
-
     low, high = difference(Rate(48, 80).as_dict(), Rate(56, 70).as_dict())
     assert low == pytest.approx(0.0524, abs=2e-4) and high == pytest.approx(0.3339, abs=2e-4)
