@@ -50,7 +50,6 @@ OBJECTIVE_KEY = "model.config.pipe_config.objective"
 STEPS_KEY = "model.config.pipe_config.timestamps.nfe"
 DISTILLED = "distilled"  # the sampler of networks that were distilled to a few steps
 DISTILLED_STEPS = 4
-STRATEGIES = ("frame_replace", "channel_concat")  # of conditioning frames
 
 
 # The denoiser ---------------------------------------------------------------------------------------------------------
@@ -59,25 +58,14 @@ STRATEGIES = ("frame_replace", "channel_concat")  # of conditioning frames
 class Denoiser:
     """A network with its preconditioning. Called with noisy latents, it gives the clean ones that it sees in them."""
 
-    def __init__(
-        self,
-        net: DiT,
-        *,
-        sigma_data: float = 1.0,
-        sigma_conditional: float | None = 1e-4,
-        conditioning_strategy: str = "frame_replace",
-        t_scaling_factor: float = 1.0,
-    ) -> None:
-        if conditioning_strategy not in STRATEGIES:
-            raise ConfigError(
-                f"conditioning_strategy={conditioning_strategy!r} must be one of {', '.join(STRATEGIES)}."
-            )
-        if sigma_data != 1.0:
-            raise ConfigError(f"sigma_data={sigma_data}, but rectified flow is defined for sigma_data=1.0.")
-        self.net = net
-        self.sigma_conditional = sigma_conditional
-        self.conditioning_strategy = conditioning_strategy
-        self.t_scaling_factor = t_scaling_factor
+    def __init__(self, net: DiT, config: Video2WorldPipelineConfig, flow: FlowConfig | None = None) -> None:
+        if config.sigma_data != 1.0:
+            raise ConfigError(f"sigma_data={config.sigma_data}, but rectified flow is defined for sigma_data=1.0.")
+        self.net, self.flow = net, flow
+        self.conditioning_strategy = config.conditioning_strategy
+        # Conditioning frames have the noise level of training, also where a flow is sampled by noise levels.
+        self.sigma_conditional = config.sigma_conditional if flow is None else flow.sigma_conditional
+        self.t_scaling_factor = config.rectified_flow_t_scaling_factor if flow is None else flow.t_scaling_factor
 
     def __call__(
         self, xt_B_C_T_H_W: Tensor, sigma: Tensor, condition: Condition, prepared: Prepared | None = None
@@ -97,25 +85,18 @@ class Denoiser:
         return restore_conditioning_frames(x0, condition)
 
     def velocity(
-        self,
-        xt_B_C_T_H_W: Tensor,
-        timesteps_B_1: Tensor,
-        condition: Condition,
-        *,
-        timestep_scale: float = 0.001,
-        conditional_timestep: float = -1.0,
-        prepared: Prepared | None = None,
+        self, xt_B_C_T_H_W: Tensor, timesteps_B_1: Tensor, condition: Condition, prepared: Prepared | None = None
     ) -> Tensor:
-        """eps - x_0 in the form of Predict2.5: x_t = t eps + (1 - t) x_0 at timesteps 1000 t.
+        """eps - x_0 of all frames in the form of Predict2.5: x_t = t eps + (1 - t) x_0 at timesteps 1000 t.
 
-        Given frames enter clean; with ``conditional_timestep`` >= 0 they have that timestep of their own.
+        Given frames enter clean, and may have a timestep of their own.
         """
+        assert self.flow is not None
         xt = at_least_float32(xt_B_C_T_H_W)
+        scale, conditional = self.flow.timestep_scale, self.flow.conditional_frame_timestep
         timesteps_B_T = at_least_float32(timesteps_B_1).reshape(xt.shape[0], -1)
-        own = None
-        if conditional_timestep >= 0:
-            own = timesteps_B_T.new_full((1, 1), conditional_timestep * timestep_scale)
-        output = self._network(xt, timesteps_B_T * timestep_scale, condition, prepared, given_c_noise=own)
+        own = timesteps_B_T.new_full((1, 1), conditional * scale) if conditional >= 0 else None
+        output = self._network(xt, timesteps_B_T * scale, condition, prepared, given_c_noise=own)
         return output.to(xt.dtype)
 
     def _network(
@@ -181,13 +162,6 @@ def _cast(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 Predict = Callable[[Denoiser, Tensor, Tensor, Condition, Prepared | None], Tensor]
 # Predictions of one kind with guidance: (x_t, levels) -> prediction
 Guided = Callable[[Predict], Callable[[Tensor, Tensor], Tensor]]
-
-
-def clean_latents(
-    denoiser: Denoiser, xt: Tensor, sigma: Tensor, condition: Condition, prepared: Prepared | None
-) -> Tensor:
-    """The prediction of the denoiser as it is; a timed one may stand in its place."""
-    return denoiser(xt, sigma, condition, prepared)
 
 
 @dataclass(frozen=True)
@@ -297,8 +271,7 @@ class EDM:
         return solvers_of_noise_levels()
 
     def denoiser(self, net: DiT) -> Denoiser:
-        config = self.config
-        return _denoiser(net, config, config.sigma_conditional, config.rectified_flow_t_scaling_factor)
+        return Denoiser(net, self.config)
 
     def sampling_path(
         self, guided: Guided, condition: Condition, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
@@ -342,26 +315,7 @@ class Flow:
         return *FLOW_SOLVERS, DISTILLED, *solvers_of_noise_levels()
 
     def denoiser(self, net: DiT) -> Denoiser:
-        """Conditioning frames have the noise level of training, also where the network is sampled by noise levels."""
-        return _denoiser(net, self.config, self.flow.sigma_conditional, self.flow.t_scaling_factor)
-
-    def predicted_velocity(
-        self,
-        denoiser: Denoiser,
-        xt_B_C_T_H_W: Tensor,
-        timesteps_B_1: Tensor,
-        condition: Condition,
-        prepared: Prepared | None = None,
-    ) -> Tensor:
-        """The velocity at timesteps from 0 to 1000 of all frames, conditioning frames among them."""
-        return denoiser.velocity(
-            xt_B_C_T_H_W,
-            timesteps_B_1,
-            condition,
-            timestep_scale=self.flow.timestep_scale,
-            conditional_timestep=self.flow.conditional_frame_timestep,
-            prepared=prepared,
-        )
+        return Denoiser(net, self.config, self.flow)
 
     def with_true_velocity(self, velocity_B_C_T_H_W: Tensor, condition: Condition, epsilon_B_C_T_H_W: Tensor) -> Tensor:
         """The velocity with noise - clean on conditioning frames, unless ``replace_given_frames`` is off."""
@@ -376,7 +330,7 @@ class Flow:
     ) -> SamplingPath:
         if solver in solvers_of_noise_levels():
             return _path_by_noise_levels(self.config, guided, noise_B_C_T_H_W, solver, num_steps)
-        velocity = guided(self.predicted_velocity)
+        velocity = guided(Denoiser.velocity)
         schedule = self.flow.levels(num_steps)
         is_distilled = solver == DISTILLED
 
@@ -406,7 +360,7 @@ class Flow:
         t_B_T = time_of(sigma_B_T)
         xt = rectified_flow.interpolate(x0_B_C_T_H_W, epsilon_B_C_T_H_W, t_B_T)
         target = rectified_flow.velocity(x0_B_C_T_H_W, epsilon_B_C_T_H_W)
-        predicted = self.predicted_velocity(denoiser, xt, NUM_TIMESTEPS * t_B_T, condition)
+        predicted = denoiser.velocity(xt, NUM_TIMESTEPS * t_B_T, condition)
         predicted = self.with_true_velocity(predicted, condition, epsilon_B_C_T_H_W)
         x0_pred = rectified_flow.x0_of_velocity(xt, predicted.detach(), t_B_T)
         output = {"xt": xt, "x0_pred": x0_pred, "velocity": predicted.detach(), "target": target}
@@ -476,24 +430,13 @@ def is_student(config: Video2WorldPipelineConfig) -> bool:
     return config.objective is not None and target_of(config.objective, OBJECTIVE_KEY) is Student
 
 
-def _denoiser(
-    net: DiT, config: Video2WorldPipelineConfig, sigma_conditional: float | None, t_scaling_factor: float
-) -> Denoiser:
-    return Denoiser(
-        net,
-        sigma_data=config.sigma_data,
-        sigma_conditional=sigma_conditional,
-        conditioning_strategy=config.conditioning_strategy,
-        t_scaling_factor=t_scaling_factor,
-    )
-
-
 def _path_by_noise_levels(
     config: Video2WorldPipelineConfig, guided: Guided, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
 ) -> SamplingPath:
     levels = config.timestamps
     sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
-    return SamplingPath(guided(clean_latents), noise_B_C_T_H_W * levels.t_max, sigmas, solver)
+    clean = guided(lambda denoiser, *inputs: denoiser(*inputs))
+    return SamplingPath(clean, noise_B_C_T_H_W * levels.t_max, sigmas, solver)
 
 
 def distilled_times(num_steps: int, shift: float = 5.0) -> Tensor:

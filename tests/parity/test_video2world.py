@@ -74,7 +74,7 @@ def condition_of(tensors: Value, **values: Any) -> Condition:
 
 def test_denoising(golden: Golden) -> None:
     stored = golden.tensors("denoise_a.safetensors")
-    denoise, close = Denoiser(network(golden)), bounds(golden, "denoise")
+    denoise, close = Denoiser(network(golden), Video2WorldPipelineConfig()), bounds(golden, "denoise")
     x0, epsilon = stored["x0"].use(), stored["epsilon"].use()
     sigma_B, sigma_B_T = stored["sigma_B"].use(), stored["sigma_B_T"].use()
     video = condition_of(
