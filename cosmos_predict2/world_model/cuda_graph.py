@@ -9,11 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_map
 
 from cosmos_predict2.nn.dit import DiT, Prepared
 from imaginaire.errors import ConfigError
 
+register_pytree_node(
+    Prepared,
+    lambda prepared: ([*vars(prepared).values()], [*vars(prepared)]),
+    lambda values, names: Prepared(**dict(zip(names, values, strict=True))),
+)
 MOST_KEPT = 4  # captured passes: two halves of a guidance, of a full batch and of the last one
 
 
@@ -109,31 +114,23 @@ def _places(net: DiT) -> tuple[int, ...]:
     return tuple(tensor.data_ptr() for tensor in (*net.parameters(), *net.buffers()))
 
 
-def _flat(value: Any) -> tuple[list[Any], TreeSpec]:
-    """The leaves of a structure, and the structure without them."""
-    return tree_flatten(vars(value) if isinstance(value, Prepared) else value)
-
-
 def _structure(value: Any) -> Any:
     """All but the numbers in the tensors."""
-    leaves, spec = _flat(value)
+    leaves, spec = tree_flatten(value)
     described = (
         (tuple(leaf.shape), leaf.dtype, leaf.device, _repeated(leaf)) if isinstance(leaf, Tensor) else leaf
         for leaf in leaves
     )
-    return (type(value), repr(spec), *described)
+    return (repr(spec), *described)
 
 
 def _copy(value: Any) -> Any:
-    leaves, spec = _flat(value)
-    copies = [_once(leaf).clone().expand(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    copied = tree_unflatten(copies, spec)
-    return Prepared(**copied) if isinstance(value, Prepared) else copied
+    return tree_map(lambda leaf: _once(leaf).clone().expand(leaf.shape) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def _fill(kept: Any, value: Any) -> None:
     """Copy the numbers into a copy of the same structure."""
-    for mine, new in zip(_flat(kept)[0], _flat(value)[0], strict=True):
+    for mine, new in zip(tree_leaves(kept), tree_leaves(value), strict=True):
         if isinstance(mine, Tensor):
             _once(mine).copy_(_once(new))
 

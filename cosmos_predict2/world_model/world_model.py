@@ -255,9 +255,14 @@ class WorldModel:
         return video.clamp(-1, 1)
 
     def clips_at_once(self, num_frames: int, height: int, width: int) -> int:
-        """The number of clips of so many pixel frames that the tokenizer takes together, by the free memory."""
-        has_graphs = self._graphed is not None
-        return clips_at_once(self.device, self.tokenizer.dtype, num_frames, height, width, has_graphs=has_graphs)
+        """The number of clips of so many pixel frames that the tokenizer encodes or decodes together."""
+        if self.device.type != "cuda":
+            return CLIPS_AT_ONCE
+        pixels = height * width
+        needed = pixels * VALUES_PER_PIXEL * torch.finfo(self.tokenizer.dtype).bits // 8
+        needed += VALUES_PER_COLOUR * 3 * num_frames * pixels * 4
+        free = free_memory(self.device, has_graphs=self._graphed is not None)
+        return max(1, int(SHARE_OF_TOKENIZER * free / needed))
 
     def first_frames(self, frames_B_C_F_H_W: Tensor, num_frames: int) -> dict[str, Tensor]:
         """The first frames of clips, uint8 or in [-1, 1], as a batch has them for a network of image to video."""
@@ -568,18 +573,6 @@ def activation_bytes(net: DiT, num_values: int) -> int:
     """An estimate of the bytes that a forward pass takes, for so many positions of latents."""
     tokens = num_values // (net.patch_spatial**2 * net.patch_temporal)
     return tokens * net.model_channels * 24 * torch.finfo(net.dtype).bits // 8
-
-
-def clips_at_once(
-    device: torch.device, dtype: torch.dtype, num_frames: int, height: int, width: int, *, has_graphs: bool = False
-) -> int:
-    """The number of clips of so many pixel frames that a tokenizer of this precision encodes or decodes together."""
-    if device.type != "cuda":
-        return CLIPS_AT_ONCE
-    pixels = height * width
-    needed = pixels * VALUES_PER_PIXEL * torch.finfo(dtype).bits // 8
-    needed += VALUES_PER_COLOUR * 3 * num_frames * pixels * 4
-    return max(1, int(SHARE_OF_TOKENIZER * free_memory(device, has_graphs=has_graphs) / needed))
 
 
 def to_uint8(video: Tensor) -> Tensor:

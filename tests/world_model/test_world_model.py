@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +12,7 @@ from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.world_model import (
-    CLIPS_AT_ONCE,
-    VALUES_PER_PIXEL,
-    SamplingOptions,
-    WorldModel,
-    clips_at_once,
-)
+from cosmos_predict2.world_model.world_model import CLIPS_AT_ONCE, VALUES_PER_PIXEL, SamplingOptions, WorldModel
 from tests.pipelines.test_video2world_action import inputs, make_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +57,13 @@ def test_a_tokenizer_of_yours_may_lack_what_is_optional() -> None:
 
 # Free memory of a device ----------------------------------------------------------------------------------------------
 
-GPU, GIB = torch.device("cuda"), 1 << 30
+GIB = 1 << 30
+
+
+def clips_at_once(side: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda", graphs: Any = None) -> int:
+    world: Any = WorldModel.__new__(WorldModel)
+    world.device, world.tokenizer, world._graphed = torch.device(device), SimpleNamespace(dtype=dtype), graphs
+    return world.clips_at_once(13, side, side)
 
 
 def gpu_with(monkeypatch: pytest.MonkeyPatch, free: int, unused: int = 0) -> None:
@@ -73,14 +74,14 @@ def gpu_with(monkeypatch: pytest.MonkeyPatch, free: int, unused: int = 0) -> Non
 
 def test_clips_at_once_follow_their_pixels_and_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_with(monkeypatch, 40 * GIB)
-    by_size = {side: clips_at_once(GPU, torch.bfloat16, 13, side, side) for side in (64, 256, 512, 1024, 4096)}
+    by_size = {side: clips_at_once(side) for side in (64, 256, 512, 1024, 4096)}
     assert by_size[64] > CLIPS_AT_ONCE > by_size[256] and by_size[4096] == 1
     assert 15 <= by_size[64] / by_size[256] <= 17 and 3.5 <= by_size[256] / by_size[512] <= 5
-    assert clips_at_once(GPU, torch.float32, 13, 512, 512) < by_size[512]
+    assert clips_at_once(512, torch.float32) < by_size[512]
     gpu_with(monkeypatch, 10 * GIB, unused=30 * GIB)
-    assert clips_at_once(GPU, torch.bfloat16, 13, 512, 512) == by_size[512]
-    assert clips_at_once(GPU, torch.bfloat16, 13, 512, 512, has_graphs=True) == max(1, by_size[512] // 4)
-    assert clips_at_once(torch.device("cpu"), torch.float32, 13, 4096, 4096) == CLIPS_AT_ONCE
+    assert clips_at_once(512) == by_size[512]
+    assert clips_at_once(512, graphs="captured") == max(1, by_size[512] // 4)
+    assert clips_at_once(4096, device="cpu") == CLIPS_AT_ONCE
 
 
 def test_the_published_tokenizer_is_what_is_counted_with() -> None:
