@@ -109,11 +109,7 @@ def read_clips(
 
 def losses(world: WorldModel, clips: HeldOutClips, sigmas: Sequence[float]) -> list[float]:
     """The mean squared error of the velocity at each noise level, without the conditioning frames."""
-
-    def denoise(xt: Tensor, sigma_B_1: Tensor, part: HeldOutClips) -> Tensor:
-        return world.denoiser(xt, sigma_B_1, part.condition)
-
-    return list(_errors(denoise, clips, sigmas))
+    return list(_errors(lambda xt, sigma_B_1, part: world.denoiser(xt, sigma_B_1, part.condition), clips, sigmas))
 
 
 def linear_losses(training: HeldOutClips, clips: HeldOutClips, sigmas: Sequence[float]) -> dict[str, list[float]]:

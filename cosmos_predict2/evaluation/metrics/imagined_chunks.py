@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.evaluation.metrics import video_quality
+from cosmos_predict2.evaluation.metrics.imagined_episodes import mean_or_nan
 from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.physics import GRIPPER, OBJECTS, Floats, find_setting, object_position, simulate
 from cosmos_predict2.toy_world.rendering import detect
@@ -74,7 +75,7 @@ def things_by_chunk(episodes: Episodes, video_B_C_F_H_W: Tensor, chunk: int, see
         for row, figure in zip(rows, figures, strict=True):
             of = counts if row.startswith("consistency") else is_there_B_K
             for thing, k in (("gripper", slice(0, 1)), ("objects", slice(1, None))):
-                found[f"{row}, {thing}"].append(_mean(figure[:, k][of[:, k]]))
+                found[f"{row}, {thing}"].append(mean_or_nan(figure[:, k][of[:, k]]))
     return found
 
 
@@ -104,7 +105,3 @@ def _of_states(states_B_S: Floats) -> Floats:
 
 def _length(vectors: Floats) -> Floats:
     return numpy.hypot(vectors[..., 0], vectors[..., 1])
-
-
-def _mean(values: Floats | NDArray[numpy.bool_]) -> float:
-    return float(values.mean()) if values.size else float("nan")

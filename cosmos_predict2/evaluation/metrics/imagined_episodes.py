@@ -104,16 +104,16 @@ def agreement(episodes: Episodes, video_B_C_F_H_W: Tensor) -> EndsAgreement:
     gripper = numpy.hypot(*(found.position["gripper"] - episodes.states[:, -1, GRIPPER]).T)
     return EndsAgreement(
         num_episodes=len(episodes),
-        base_rate=_mean(truth),
-        imagined_rate=_mean(done),
-        agreement=1 - _mean(done ^ truth),
-        true_positive_rate=_mean(done[truth]),
-        false_positive_rate=_mean(done[~truth]),
-        moved_mean=_mean(error[moved]),
+        base_rate=mean_or_nan(truth),
+        imagined_rate=mean_or_nan(done),
+        agreement=1 - mean_or_nan(done ^ truth),
+        true_positive_rate=mean_or_nan(done[truth]),
+        false_positive_rate=mean_or_nan(done[~truth]),
+        moved_mean=mean_or_nan(error[moved]),
         moved_median=float(numpy.median(error[moved])) if moved.any() else float("nan"),
-        still_mean=_mean(error[~moved]),
-        gripper_mean=_mean(gripper[~numpy.isnan(gripper)]),
-        lost=_mean(is_lost),
+        still_mean=mean_or_nan(error[~moved]),
+        gripper_mean=mean_or_nan(gripper[~numpy.isnan(gripper)]),
+        lost=mean_or_nan(is_lost),
     )
 
 
@@ -123,5 +123,5 @@ def _chosen(found: Detection, target: Sequence[int]) -> Floats:
     return both[list(target), numpy.arange(len(target))]
 
 
-def _mean(values: NDArray[numpy.bool_] | Floats) -> float:
+def mean_or_nan(values: NDArray[numpy.bool_] | Floats) -> float:
     return float(values.mean()) if values.size else float("nan")

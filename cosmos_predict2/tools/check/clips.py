@@ -80,8 +80,8 @@ def check_all(check: Callable[[Job], Facts], jobs: list[Job], place: Path, worke
 
 def check_clip(job: ClipJob) -> ClipFacts:
     faults: list[Finding] = []
-    info = _look(job, faults)
-    if info is not None and job.num_frames is not None and info.num_frames < job.num_frames:
+    info = _look(job, faults) or media.VideoInfo(0, 0.0, 0, 0)
+    if info.height and job.num_frames is not None and info.num_frames < job.num_frames:
         message = f"{job.path} has {info.num_frames} frames, but training takes {job.num_frames}: take it out."
         faults.append(fault(job.path, "too_short", message))
     text = _caption(job, faults)
@@ -89,10 +89,10 @@ def check_clip(job: ClipJob) -> ClipFacts:
     return ClipFacts(
         stem=job.stem,
         path=str(job.path),
-        num_frames=info.num_frames if info else 0,
-        fps=info.fps if info else 0.0,
-        height=info.height if info else 0,
-        width=info.width if info else 0,
+        num_frames=info.num_frames,
+        fps=info.fps,
+        height=info.height,
+        width=info.width,
         caption=text if text is not None and len(text.splitlines()) > 1 else "",
         embedding=str(job.embedding) if rows is not None else "",
         num_tokens=len(rows) if rows is not None else 0,

@@ -23,7 +23,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.trained_text import encode_commands
-from cosmos_predict2.tokenizers.sizes import swapped_size
+from cosmos_predict2.tokenizers.sizes import size_problem, swapped_size
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of, kind_of
 from cosmos_predict2.tools.check.recordings import (
     ActionTable,
@@ -36,6 +36,7 @@ from cosmos_predict2.tools.check.recordings import (
     lerobot_tables,
 )
 from imaginaire import foreign_json
+from imaginaire.config.schema import above, at_least
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding
 
@@ -55,25 +56,20 @@ _MOST_ROWS = 8
 class Requirements:
     """Requirements of training on the data set; None: no requirement."""
 
-    num_frames: int | None = None
+    num_frames: int | None = attrs.field(default=None, validator=at_least(1))
     video_size: Sequence[int] | None = None  # height, width
-    fps: float | None = None
+    fps: float | None = attrs.field(default=None, validator=above(0))
     any_fps: bool = False  # clips may differ in their rate, as where training brings them all to one
     text_encoder: str | None = None
-    text_width: int | None = None
-    num_tokens: int | None = None  # of a text
+    text_width: int | None = attrs.field(default=None, validator=at_least(1))
+    num_tokens: int | None = attrs.field(default=None, validator=at_least(1))  # of a text
     needs_embeddings: bool = True
     is_fast: bool = False
     workers: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        for name in ("num_frames", "text_width", "num_tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be 1 or more.")
-        if self.fps is not None and not self.fps > 0:
-            raise ConfigError(f"fps is {self.fps}; it must be above 0.")
-        if self.video_size is not None and any(side < 16 or side % 16 for side in self.video_size):
-            raise ConfigError(f"video_size is {list(self.video_size)}; both sides must be multiples of 16.")
+        if self.video_size is not None and (problem := size_problem("video_size", self.video_size)):
+            raise ConfigError(problem)
 
     def command(self, folder: Path, record: EncoderRecord | None = None) -> str:
         """The command that encodes the captions of a folder, by the encoder of its record or the required one."""

@@ -113,11 +113,11 @@ def predict_memory(work: Workload) -> Memory:
         block = sum(p.numel() for p in work.net.get_block(0).parameters()) * work.weight_dtype.itemsize
         gathered = 2 * block + (2 * block if work.lora_rank is None else 0)
     host = state.optimizer * work.offloads_optimizer + ema * work.offloads_average + state.swapped
-    passes_of_step = work.grad_accum * (1.0 if work.passes is None else _passes_of_micro_batch(work))
     moved = 2 * state.optimizer * work.offloads_optimizer + ema // 2 * work.offloads_average  # weights in bfloat16
-    acts = activations(work)
-    if work.passes is not None:
-        acts = replace(acts, kept=acts.kept * work.passes.graphs)
+    acts, passes_of_step = activations(work), float(work.grad_accum)  # of clips that are trained on once
+    if (of := work.passes) is not None:
+        acts = replace(acts, kept=acts.kept * of.graphs)
+        passes_of_step *= work.per_micro_batch(of.with_gradient + of.without_gradient / 2)
     held = gradients if work.grad_accum > 1 else 0
     backward = max(acts.peak + held, acts.peak - acts.kept + gradients)
     encoding = _encoding(work, work.tokenizer_window)
@@ -184,12 +184,6 @@ def _state(work: Workload) -> _State:
         swapped=sum(w.bytes for w in kept if w.is_swapped),
         opened=opened,
     )
-
-
-def _passes_of_micro_batch(work: Workload) -> float:
-    """Passes of the network for a micro-batch of reinforcement learning, by those of one that is trained on once."""
-    assert work.passes is not None
-    return work.per_micro_batch(work.passes.with_gradient + work.passes.without_gradient / 2)
 
 
 @functools.cache  # of a network, whose parameters are many
@@ -340,10 +334,10 @@ class _Sizes(Letters):
             self.widened = 4 * self.time_embedding  # copies in float32 of what computes so
         self.element = work.precision.itemsize
         self.statistic = max(4, self.element)
-        self.tokens = work.rank_tokens
+        self.tokens = work.batch_size * work.tokens // work.context_parallel  # that one rank works on
         self.batch_size = work.batch_size
         self.text = work.batch_size * work.text_tokens
-        self.frames = work.rank_frames
+        self.frames = work.batch_size * work.latent_shape[0] // work.context_parallel
         self.width = net.model_channels
         self.heads = net.num_heads
         self.lora_rank = work.lora_rank

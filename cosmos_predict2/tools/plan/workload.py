@@ -81,16 +81,6 @@ class Workload:
         return t // self.net.patch_temporal * (h // self.net.patch_spatial) * (w // self.net.patch_spatial)
 
     @property
-    def rank_tokens(self) -> int:
-        """Tokens of all clips of a micro-batch that one rank works on."""
-        return self.batch_size * self.tokens // self.context_parallel
-
-    @property
-    def rank_frames(self) -> int:
-        """Latent frames likewise; each has a noise level of its own."""
-        return self.batch_size * self.latent_shape[0] // self.context_parallel
-
-    @property
     def clips_per_step(self) -> float:
         """Clips of all ranks for each optimizer step."""
         ranks = self.num_gpus // self.context_parallel

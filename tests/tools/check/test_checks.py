@@ -500,9 +500,9 @@ def test_numbers_of_an_action_that_are_none_are_a_fault(robot: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--num_frames", "0"], "num_frames is 0"),
+        (["--num_frames", "0"], "num_frames=0"),
         (["--video_size", "50", "64"], "multiples of 16"),
-        (["--fps", "-1"], "fps is -1"),
+        (["--fps", "-1"], "fps=-1"),
     ],
 )
 def test_wrong_wishes_are_exit_2(folder: Path, flags: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
