@@ -4,25 +4,21 @@
 All lengths are those of each view: 29 frames at 10 per second, 8 latent frames.
 """
 
-from typing import Any
+from dataclasses import replace
 
 import attrs
 
-from cosmos_predict2.checkpoints import checkpoint_dir
-from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.configs.base.config_video2world import (
     MULTIVIEW,
     TINY_NET,
     Choice,
-    agreed_size,
+    choose_of_kind,
     find_size,
     get_cosmos_predict2_video2world_pipeline,
-    use_checkpoint_dir,
 )
 from cosmos_predict2.configs.base.sizes import Size
 from cosmos_predict2.nn.multiview_dit import MultiViewDiT
-from cosmos_predict2.pipelines.recorded_run import apply_card, place_tokenizer, read_and_warn
 from cosmos_predict2.released import NETWORKS, get_cosmos_predict2_multiview_checkpoint, tiny_multiview_path
 from cosmos_predict2.world_model.config import MultiviewPipelineConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.options import VideoModel
@@ -73,30 +69,17 @@ def get_multiview_dit_path(*, model_size: str = "2B") -> str:
 def choose_multiview(flags: VideoModel, n_views: int | None) -> Choice:
     """The pipeline's config and weights, as `choose_model` chooses those of Video2World; without a number of views that
     of the run, or of published inference: 1."""
-    use_checkpoint_dir(flags)
-    card: Any = read_and_warn(flags.dit_path) if flags.dit_path else ModelCard()
-    if card.family is not None and card.family.kind != MULTIVIEW:
-        raise ConfigError(
-            f"--dit_path {flags.dit_path} is of a {card.family.kind} network: use examples/video2world.py."
-        )
-    size = agreed_size(flags, card.model_size(MULTIVIEW_SIZES) if card.has_pipeline else None)
-    config = get_cosmos_predict2_multiview_pipeline(model_size=size)
-    dit_path = flags.dit_path or ("" if flags.random_weights else get_multiview_dit_path(model_size=size))
-    if not flags.dit_path and dit_path and size == "tiny":
-        card = read_and_warn(dit_path)
-    if card.has_pipeline:
-        apply_card(card, config, tokenizer_path=flags.tokenizer_path)
-        config.condition_fps = None
-    elif flags.tokenizer_path:
-        place_tokenizer(config, flags.tokenizer_path)
+    if flags.model_size == "tiny" and not (flags.dit_path or flags.random_weights):
+        flags = replace(flags, dit_path=tiny_multiview_path())  # whose card has the numbers of its run
+    getters = get_cosmos_predict2_multiview_pipeline, get_multiview_dit_path
+    choice = choose_of_kind(flags, MULTIVIEW, MULTIVIEW_SIZES, *getters)
+    config, is_of_run = choice.config, choice.run is not None
     known = list(config.net.view_ids)
-    n_views = n_views or (len(known) if card.has_pipeline else 1)
-    if n_views > len(known) or (card.has_pipeline and n_views < len(known)):
+    n_views = n_views or (len(known) if is_of_run else 1)
+    if n_views > len(known) or (is_of_run and n_views < len(known)):
         raise ConfigError(f"--n_views {n_views}, but this model has {len(known)} views.")
     config.net.view_ids = known[:n_views]
-    trained = card.shape[0] if card.has_pipeline else MULTIVIEW_SIZES[size].resolutions[0]
-    config.resolution = flags.resolution or trained
-    config.condition_fps = config.condition_fps or config.fps  # --fps is the rate of the mp4
+    if is_of_run or config.condition_fps is None:
+        config.condition_fps = config.fps  # --fps is the rate of the mp4
     config.fps = flags.fps or config.fps
-    config.guardrail_config.checkpoint_dir = checkpoint_dir()
-    return Choice(config, dit_path, size, card, flags.aspect_ratio or MULTIVIEW_SIZES[size].aspect_ratio)
+    return choice

@@ -1,24 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text2Image models: the released ones and the tiny one. A picture is a video of one frame, from the prompt alone."""
 
-from typing import Any
-
 import attrs
 
-from cosmos_predict2.checkpoints import checkpoint_dir
-from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.configs.base.config_video2world import (
     IMAGE,
     TINY_NET,
     Choice,
     Size,
-    agreed_size,
+    choose_of_kind,
     find_size,
     get_cosmos_predict2_video2world_pipeline,
-    use_checkpoint_dir,
 )
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.pipelines.recorded_run import apply_card, place_tokenizer, read_and_warn
 from cosmos_predict2.released import (
     NETWORKS,
     SIZES,
@@ -62,21 +56,7 @@ def get_text2image_dit_path(*, model_size: str = "2B") -> str:
 
 def choose_text2image(flags: VideoModel) -> Choice:
     """The pipeline's config and weights, as `choose_model` chooses those of Video2World."""
-    use_checkpoint_dir(flags)
-    card: Any = read_and_warn(flags.dit_path) if flags.dit_path else ModelCard()
-    if card.family is not None and card.family.kind != IMAGE:
-        raise ConfigError(
-            f"--dit_path {flags.dit_path} is of a {card.family.kind} network: use examples/video2world.py."
-        )
-    size = agreed_size(flags, card.model_size(IMAGE_SIZES) if card.has_pipeline else None)
-    config = get_cosmos_predict2_text2image_pipeline(model_size=size)
-    if card.has_pipeline:
-        apply_card(card, config, tokenizer_path=flags.tokenizer_path)
-    elif flags.tokenizer_path:
-        place_tokenizer(config, flags.tokenizer_path)
-    trained = card.shape[0] if card.has_pipeline else IMAGE_SIZES[size].resolutions[0]
-    config.resolution = flags.resolution or trained
-    config.guardrail_config.checkpoint_dir = checkpoint_dir()
-    config.prompt_refiner_config.enabled = False  # there is no picture to read
-    dit_path = flags.dit_path or ("" if flags.random_weights else get_text2image_dit_path(model_size=size))
-    return Choice(config, dit_path, size, card, flags.aspect_ratio or IMAGE_SIZES[size].aspect_ratio)
+    getters = get_cosmos_predict2_text2image_pipeline, get_text2image_dit_path
+    choice = choose_of_kind(flags, IMAGE, IMAGE_SIZES, *getters)
+    choice.config.prompt_refiner_config.enabled = False  # there is no picture to read
+    return choice

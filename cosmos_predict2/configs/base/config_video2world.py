@@ -12,7 +12,7 @@ sampled by flow times, reads Reason1 text through a projection, and may be given
 import logging
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,6 +291,32 @@ def choose_model(flags: VideoModel, input_path: str | None = None) -> Choice:
     config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
     config.prompt_refiner_config.enabled = size != "tiny" and not is_predict2p5 and not card.is_wan  # as published
     return Choice(config, _video_weights(flags, run, is_predict2p5, variant), size, card, aspect_ratio)
+
+
+def choose_of_kind(
+    flags: VideoModel,
+    kind: str,
+    sizes: Mapping[str, Size],
+    get_pipeline: Callable[..., Any],
+    get_path: Callable[..., str],
+) -> Choice:
+    """The same of a kind of network that has a program of its own."""
+    use_checkpoint_dir(flags)
+    card: Any = read_and_warn(flags.dit_path) if flags.dit_path else ModelCard()
+    if card.family is not None and card.family.kind != kind:
+        found = f"--dit_path {flags.dit_path} is of a {card.family.kind} network"
+        raise ConfigError(f"{found}: use examples/video2world.py.")
+    size = agreed_size(flags, card.model_size(sizes) if card.has_pipeline else None)
+    config, resolution = get_pipeline(model_size=size), sizes[size].resolutions[0]
+    if card.has_pipeline:
+        apply_card(card, config, tokenizer_path=flags.tokenizer_path)
+        resolution = card.shape[0]
+    elif flags.tokenizer_path:
+        place_tokenizer(config, flags.tokenizer_path)
+    config.resolution = flags.resolution or resolution
+    config.guardrail_config.checkpoint_dir = checkpoint_dir()
+    dit_path = flags.dit_path or ("" if flags.random_weights else get_path(model_size=size))
+    return Choice(config, dit_path, size, card, flags.aspect_ratio or sizes[size].aspect_ratio)
 
 
 def _as_distilled(config: Any) -> None:

@@ -25,13 +25,14 @@ def predict2(model_size: str, network: str) -> dict[str, Any]:
 
     The weights are the released ones of the flat network; the chunk network starts from a model without actions.
     """
-    is_flat = network == "flat"
+    is_tiny = model_size == "tiny"
+    path = get_action_dit_path() if network == "flat" else get_cosmos_predict2_video2world_checkpoint(resolution="480")
     return training_entry(
         Predict2Video2WorldModelConfig,
         get_cosmos_predict2_action_conditioned_pipeline(model_size=model_size, network=network),
-        is_tiny=model_size == "tiny",
-        dit_path=get_action_dit_path() if is_flat else get_cosmos_predict2_video2world_checkpoint(resolution="480"),
-        fsdp_shard_size=0 if model_size == "tiny" else -1,
+        is_tiny=is_tiny,
+        dit_path="" if is_tiny else path,
+        fsdp_shard_size=0 if is_tiny else -1,
     )
 
 
@@ -43,13 +44,12 @@ def from_action_weights(
     model: type[Video2WorldModel] = OwnFramesModel,
 ) -> dict[str, Any]:
     """The group entry of a model that goes on from weights with actions, by default after histories of its own."""
-    is_tiny, path = model_size == "tiny", get_action_dit_path(model_size=model_size)
+    is_tiny = model_size == "tiny"
     return training_entry(
         config_class,
         get_cosmos_predict2_action_conditioned_pipeline(model_size=model_size, network=network),
         is_tiny=is_tiny,
-        dit_path=path,
-        tiny_dit_path=path,
+        dit_path=get_action_dit_path(model_size=model_size),
         model=model,
         fsdp_shard_size=0 if is_tiny else shard_size,
     )

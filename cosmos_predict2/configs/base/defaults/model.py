@@ -37,6 +37,7 @@ from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L, register_group
 
 KINDS: dict[str, tuple[Callable[..., Any], Callable[..., str]]] = {
+    "video2world": (get_cosmos_predict2_video2world_pipeline, get_dit_path),
     "text2image": (get_cosmos_predict2_text2image_pipeline, get_text2image_dit_path),
     "multiview": (get_cosmos_predict2_multiview_pipeline, get_multiview_dit_path),
 }
@@ -49,14 +50,10 @@ def training_entry(
     *,
     is_tiny: bool,
     dit_path: str,
-    tiny_dit_path: str = "",
     model: type[Video2WorldModel] = Video2WorldModel,
     **options: Any,
 ) -> dict[str, Any]:
-    """The group entry of a model that trains from these weights, its pipeline without what only inference uses.
-
-    The tiny models begin at random weights, unless given: they show that training works from there.
-    """
+    """The group entry of a model that trains from these weights, its pipeline without what only inference uses."""
     pipe_config.guardrail_config.enabled = False
     pipe_config.text_encoder = None  # training reads embeddings from its data, or has an encoder of its own
     if not is_tiny:
@@ -64,7 +61,7 @@ def training_entry(
     config = config_class(
         precision=pipe_config.precision,
         validation_sigmas=list(TINY_SIGMAS if is_tiny else RELEASED_SIGMAS),
-        model_manager_config=Predict2ModelManagerConfig(dit_path=tiny_dit_path if is_tiny else dit_path),
+        model_manager_config=Predict2ModelManagerConfig(dit_path=dit_path),
         pipe_config=pipe_config,
         **options,
     )
@@ -74,28 +71,17 @@ def training_entry(
     )
 
 
-def video2world(model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[str, Any]:
-    """The group entry of one Video2World variant."""
-    return training_entry(
-        Predict2Video2WorldModelConfig,
-        get_cosmos_predict2_video2world_pipeline(model_size=model_size, **variant),
-        is_tiny=model_size == "tiny",
-        dit_path=get_dit_path(model_size=model_size, **variant),
-        fsdp_shard_size=fsdp_shard_size,
-        high_sigma_ratio=0.05,
-    )
-
-
-def predict2(kind: str, model_size: str, fsdp_shard_size: int, **options: Any) -> dict[str, Any]:
-    """The group entry of one size of Text2Image or of the multi-view model."""
+def predict2(kind: str, model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[str, Any]:
+    """The group entry of one variant of a kind. The tiny ones begin at random weights, to show that training works."""
     get_pipeline, get_path = KINDS[kind]
+    is_tiny = model_size == "tiny"
     return training_entry(
         Predict2Video2WorldModelConfig,
-        get_pipeline(model_size=model_size),
-        is_tiny=model_size == "tiny",
-        dit_path=get_path(model_size=model_size),
+        get_pipeline(model_size=model_size, **variant),
+        is_tiny=is_tiny,
+        dit_path="" if is_tiny else get_path(model_size=model_size, **variant),
         fsdp_shard_size=fsdp_shard_size,
-        **options,
+        high_sigma_ratio=0.0 if kind == "text2image" else 0.05,
     )
 
 
@@ -129,17 +115,17 @@ def entries() -> dict[str, Any]:
     found = {}
     for size, shard_size in {"tiny": 0, **SHARD_SIZE}.items():
         name = f"predict2_video2world_fsdp_{size.lower()}"
-        found[name] = partial(video2world, size, shard_size)
+        found[name] = partial(predict2, "video2world", size, shard_size)
         found[name.replace("predict2_", "predict2p5_")] = partial(predict2p5_video2world, size, shard_size)
         for resolution, fps in product(("480", "720"), (10, 16)) if size != "tiny" else ():
-            found[f"{name}_{resolution}p_{fps}fps"] = partial(video2world, size, 8, resolution=resolution, fps=fps)
+            variant = dict(resolution=resolution, fps=fps)
+            found[f"{name}_{resolution}p_{fps}fps"] = partial(predict2, "video2world", size, 8, **variant)
     reason1 = L(Reason1Encoder)(path=TINY, max_length=160)  # its template has 93 tokens
     found["predict2p5_video2world_fsdp_tiny_reason1"] = partial(predict2p5_video2world, "tiny", 0, text_encoder=reason1)
     for size, shard_size in {"tiny": 0, "2B": 1, "14B": 8}.items():
         found[f"predict2_text2image_fsdp_{size.lower()}"] = partial(predict2, "text2image", size, shard_size)
     for name, size, shard_size in (("tiny", "tiny", 0), ("2b_720p_10fps_7views_29frames", "2B", 8)):
-        entry = partial(predict2, "multiview", size, shard_size, high_sigma_ratio=0.05)
-        found[f"predict2_multiview_fsdp_{name}"] = entry
+        found[f"predict2_multiview_fsdp_{name}"] = partial(predict2, "multiview", size, shard_size)
     return found
 
 

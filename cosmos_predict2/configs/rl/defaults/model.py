@@ -9,7 +9,6 @@ from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_
 from cosmos_predict2.configs.base.config_wan2pt1 import NETS as WAN_NETS
 from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, predict2p5_video2world, training_entry
 from cosmos_predict2.configs.base.defaults.wan2pt1 import wan2pt1
-from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.clips.own_frames import OwnFramesRLModel, Predict2OwnFramesRLConfig
 from cosmos_predict2.rl.config import Predict2p5RLConfig, Predict2RLConfig
@@ -23,8 +22,7 @@ def predict2(model_size: str, shard_size: int) -> dict[str, Any]:
         Predict2RLConfig,
         get_cosmos_predict2_video2world_pipeline(model_size=model_size),
         is_tiny=is_tiny,
-        dit_path="" if is_tiny else get_dit_path(model_size=model_size),
-        tiny_dit_path=tiny_video2world_path(),
+        dit_path=get_dit_path(model_size=model_size),
         model=FlowGRPOModel,
         fsdp_shard_size=shard_size,
     )
@@ -44,28 +42,16 @@ def with_actions(
 
 
 def register() -> None:
-    sizes = {"tiny": 0, **SHARD_SIZE}
-    entries = {
-        f"predict2_video2world_rl_{size.lower()}": partial(predict2, size, shard) for size, shard in sizes.items()
-    }
-    entries |= {
-        f"wan2pt1_{kind}_video2world_rl_{size.lower().replace('.', 'pt')}": partial(
-            wan2pt1, kind, size, Predict2p5RLConfig, FlowGRPOModel
-        )
-        for kind, size in WAN_NETS
-    }
-    entries |= {
-        f"predict2p5_video2world_rl_{size.lower()}": partial(
-            predict2p5_video2world, size, shard, Predict2p5RLConfig, FlowGRPOModel
-        )
-        for size, shard in sizes.items()
-    }
-    entries |= {
-        f"predict2_video2world_action_rl_{size.lower()}": partial(with_actions, size) for size in ("tiny", "2B")
-    }
+    entries = {}
+    for size, shard in {"tiny": 0, **SHARD_SIZE}.items():
+        name, flow = f"video2world_rl_{size.lower()}", (Predict2p5RLConfig, FlowGRPOModel)
+        entries[f"predict2_{name}"] = partial(predict2, size, shard)
+        entries[f"predict2p5_{name}"] = partial(predict2p5_video2world, size, shard, *flow)
+    for kind, size in WAN_NETS:
+        name = f"wan2pt1_{kind}_video2world_rl_{size.lower().replace('.', 'pt')}"
+        entries[name] = partial(wan2pt1, kind, size, Predict2p5RLConfig, FlowGRPOModel)
     own = dict(config_class=Predict2OwnFramesRLConfig, model=OwnFramesRLModel)
-    entries |= {
-        f"predict2_video2world_action_own_frames_rl_{size.lower()}": partial(with_actions, size, **own)
-        for size in ("tiny", "2B")
-    }
+    for size in ("tiny", "2B"):
+        entries[f"predict2_video2world_action_rl_{size.lower()}"] = partial(with_actions, size)
+        entries[f"predict2_video2world_action_own_frames_rl_{size.lower()}"] = partial(with_actions, size, **own)
     register_group("model", entries, package="_global_")
