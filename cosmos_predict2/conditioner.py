@@ -25,6 +25,7 @@ STATE_KEY = "state"  # of the robot, [B, F, S] at the frames
 SHOWN_KEY = "shown"  # 1 for each view that was filmed, [B, V]
 EXTRA_KEY, IMAGE_KEY = "extra_channels", "image_features"  # of image to video, see `image_channels`
 GIVEN_VIEW_KEY = "given_view"  # of several views the one of which all frames are given, [B]
+MASK_CHANNELS = 4  # of `image_channels`
 EMBEDDERS = ("fps", "padding_mask", "text", "use_video_condition")  # in the order of their draws
 
 
@@ -111,19 +112,17 @@ def conditioning_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Te
     return mask_B_T[:, None, :, None, None].expand(batch, 1, frames, height, width).contiguous()
 
 
-def image_channels(
-    encode: Callable[[Tensor], Tensor], video_B_C_F_H_W: Tensor, is_given_F: Tensor, mask_channels: int = 4
-) -> Tensor:
+def image_channels(encode: Callable[[Tensor], Tensor], video_B_C_F_H_W: Tensor, is_given_F: Tensor) -> Tensor:
     """The channels by which a network of Wan2.1 sees given frames of a clip in [-1, 1]: of their mask and of latents.
 
     Frames that are not given are grey before the clip is encoded. The mask's channels are the pixel frames of a latent
     frame; the first latent frame has one, which is repeated.
     """
     latent_B_C_T_H_W = encode(torch.where(is_given_F[:, None, None], video_B_C_F_H_W, 0.0))
-    is_given = torch.cat([is_given_F[:1].expand(mask_channels - 1), is_given_F]).to(latent_B_C_T_H_W)
-    mask_M_T_1_1 = is_given.view(-1, mask_channels).t()[:, :, None, None]
+    is_given = torch.cat([is_given_F[:1].expand(MASK_CHANNELS - 1), is_given_F]).to(latent_B_C_T_H_W)
+    mask_M_T_1_1 = is_given.view(-1, MASK_CHANNELS).t()[:, :, None, None]
     batch, _, frames, height, width = latent_B_C_T_H_W.shape
-    mask_B_M_T_H_W = mask_M_T_1_1.expand(batch, mask_channels, frames, height, width)
+    mask_B_M_T_H_W = mask_M_T_1_1.expand(batch, MASK_CHANNELS, frames, height, width)
     return torch.cat([mask_B_M_T_H_W, latent_B_C_T_H_W], dim=1)
 
 
@@ -159,19 +158,12 @@ class Conditioner:
         config = config or ConditionerConfig()
         self.rates = {name: float(getattr(config, name).dropout_rate) for name in EMBEDDERS}
 
-    def draw_keep(self, generators: Sequence[torch.Generator] | int) -> dict[str, Tensor]:
-        """Masks [B] by input, 1 for the samples that keep it; of the flag, which is the batch's, a single number.
-
-        Given a batch size instead of generators, all is drawn from torch's global one, an input after the other.
-        """
+    def draw_keep(self, generators: Sequence[torch.Generator]) -> dict[str, Tensor]:
+        """Masks [B] by input, 1 for the samples that keep it; of the flag, which is the batch's, a single number."""
         keep = {}
         for name, rate in self.rates.items():
-            if isinstance(generators, int):
-                size = 1 if name == "use_video_condition" else generators
-                keep[name] = torch.bernoulli(torch.full((size,), 1.0 - rate))
-            else:
-                chosen = generators[:1] if name == "use_video_condition" else generators
-                keep[name] = torch.cat([torch.bernoulli(torch.full((1,), 1.0 - rate), generator=g) for g in chosen])
+            chosen = generators[:1] if name == "use_video_condition" else generators
+            keep[name] = torch.cat([torch.bernoulli(torch.full((1,), 1.0 - rate), generator=g) for g in chosen])
         return keep
 
     def condition(

@@ -36,32 +36,25 @@ class Draws:
         self._seed = seed
         self._pass_name = pass_name
 
-    def each(self, purpose: str) -> list[torch.Generator] | int:
-        """One generator per sample, or, without positions, how many samples there are."""
+    def each(self, purpose: str) -> list[torch.Generator]:
+        """One generator per sample; without positions torch's global one for all of them."""
         if self._positions is None:
-            return self._size
+            return [torch.default_generator] * self._size
         return [generator(self._seed, position, f"{self._pass_name}/{purpose}") for position in self._positions]
 
     def uniform(self, count: int, purpose: str) -> torch.Tensor:
         """[B, count] in [0, 1), float64."""
-        generators = self.each(purpose)
-        if isinstance(generators, int):
-            return torch.rand(generators, count, dtype=torch.float64)
-        return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in generators])
+        return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in self.each(purpose)])
 
     def integers(self, low: int, high: int, purpose: str) -> torch.Tensor:
         """[B], each from low to high - 1."""
-        generators = self.each(purpose)
-        if isinstance(generators, int):
-            return torch.randint(low, high, (generators,))
-        return torch.cat([torch.randint(low, high, (1,), generator=g) for g in generators])
+        return torch.cat([torch.randint(low, high, (1,), generator=g) for g in self.each(purpose)])
 
     def normal(self, shape: tuple[int, ...] | torch.Size, purpose: str) -> torch.Tensor:
         """Standard normal float32 of a shape that begins with the batch."""
-        generators = self.each(purpose)
-        if isinstance(generators, int):
+        if self._positions is None:  # not the same as one after the other
             return torch.randn(shape)
-        return torch.stack([torch.randn(shape[1:], generator=g) for g in generators])
+        return torch.stack([torch.randn(shape[1:], generator=g) for g in self.each(purpose)])
 
 
 def seed_all(seed: int, position: int, purpose: str) -> None:

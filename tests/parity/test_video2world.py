@@ -208,7 +208,8 @@ def test_conditioner(golden: Golden) -> None:
     torch.manual_seed(settings["torch_seed"].use())
     draws = sum(bool(re.fullmatch(r"train_draw\d+\.crossattn_emb", key)) for key in stored)
     for i in range(draws):
-        condition = conditioner.condition(batch, is_image=False, keep=conditioner.draw_keep(size))
+        keep = conditioner.draw_keep([torch.default_generator] * size)
+        condition = conditioner.condition(batch, is_image=False, keep=keep)
         stored[f"train_draw{i}.crossattn_emb"].compare(condition.crossattn_emb_B_S_E, **exact)
 
     conditional, unconditional = conditioner.guidance_pair(batch)
