@@ -18,7 +18,6 @@ the level of a ratio leaves of them. Of decisions, what is called _B below is [B
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -344,11 +343,6 @@ def mean_drift(mean: Tensor, other: Tensor) -> Tensor:
     return (mean - other).square().flatten(1).mean(dim=1)
 
 
-def data_weight(sigma: float | Tensor, sigma_data: float = 1.0) -> float | Tensor:
-    """The weight of the squared error of x_0 in DDRL's data term: (sigma^2 + sigma_d^2) / (sigma sigma_d)^2."""
-    return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
-
-
 def approximate_kl(log_ratio_B: Tensor) -> Tensor:
     """Half the mean square of the log-ratio, as Flow-GRPO reports it."""
     return 0.5 * log_ratio_B.square().mean()
@@ -362,11 +356,6 @@ def old_policy_decay(kind: int, updates: int) -> float:
         return min(0.001 * updates, 0.5)
     assert kind == 2, kind
     return 0.0 if updates < 75 else min(0.0075 * (updates - 75), 0.999)
-
-
-def exponential_advantage(advantage: Tensor) -> Tensor:
-    """-exp(-A), the theoretical form of DDRL: negative for every sample."""
-    return -(math.e ** (-advantage))
 
 
 # --- levels of a ratio, and means over what counts

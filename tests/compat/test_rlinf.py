@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_predict2.compat.fields import Translation, read_fields
 from cosmos_predict2.compat.rlinf import configurations, policies
-from cosmos_predict2.compat.rlinf.configurations import Placement, placement_of, sizes_of, translate_embodiment
+from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
 from cosmos_predict2.compat.rlinf.fields import FIELDS, OPENVLA_OPTIONS, PI05_OPTIONS, PLACE
 from cosmos_predict2.compat.rlinf.files import load_embodiment
 from imaginaire.config.compose import compose
@@ -41,10 +41,12 @@ def weights(folder: str) -> list[str]:
 
 @pytest.mark.parametrize(("name", "episodes", "steps"), [(OFT, 1024, 4), (PI05, 512, 8)])
 def test_the_published_numbers_of_an_epoch(name: str, episodes: int, steps: int) -> None:
-    fields, warnings = read_fields(load_embodiment(CONFIGS, name), FIELDS)
-    sizes = sizes_of(fields)
-    assert (sizes.groups, sizes.episodes, sizes.decisions, sizes.steps) == (episodes // 8, episodes, 32, steps)
-    assert placement_of(fields, 4) == Placement(4) and not warnings
+    """Of 32 decisions an episode, and parts of 32 or 128 decisions on each of 4 GPUs."""
+    found = translated(name, gpus=4)
+    assert found.num_gpus == 4 and not read_fields(load_embodiment(CONFIGS, name), FIELDS)[1]
+    assert value_of(found, "dataloader_train.batch_size") == str(episodes // 8 // 4)
+    assert value_of(found, "rl.minibatches") == value_of(found, "trainer.logging_iter") == str(steps)
+    assert value_of(found, "rl.micro_batches") == str(episodes * 32 // steps // 4 // (32 if name == OFT else 128))
 
 
 @pytest.mark.slow

@@ -59,30 +59,6 @@ class RecipeSimulator:
     suite: str
     validation_suite: str
 
-    @property
-    def num_starts(self) -> int:
-        return TRIALS[self.simulator] * SUITES[self.simulator][self.suite]
-
-
-@dataclass(frozen=True)
-class RunSizes:
-    """The part of each process in an iteration, and the length of the run."""
-
-    groups: int
-    group_size: int
-    decisions: int  # of a whole episode
-    chunk: int  # decisions that pass the policy together
-    updates: int
-    iterations: int  # steps of the optimizer
-
-    @property
-    def episodes(self) -> int:
-        return self.groups * self.group_size
-
-    @property
-    def micro_batches(self) -> int:
-        return math.ceil(self.episodes * self.decisions / self.chunk)
-
 
 def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
     """The run of a recipe for policies, on a machine with so many GPUs."""
@@ -91,28 +67,18 @@ def translate_vla(content: Mapping[str, Any], gpus_here: int = 0) -> Translation
     if fields["rollout.n_generation"] == 1 and fields["validation.enable"]:  # groups of one teach nothing
         return Translation([], {}, {}, warnings, scripts, _evaluation(fields, policy, place))
     _require_trainer(fields, policy)
-    sizes = sizes_of(fields, place)
     again = fields[f"{_ALGORITHM}.max_retry_for_on_policy"]
     require_one_of(f"{_ALGORITHM}.variant", variant := fields[f"{_ALGORITHM}.variant"], ("grpo", "dapo"))
     settings = {
         **fields.settings(),
         **_policy(fields, policy),
-        f"{RL}.group_size": sizes.group_size,
-        f"{RL}.minibatches": 1,
-        f"{RL}.micro_batches": sizes.micro_batches,
-        f"{RL}.loss.slice_decisions": sizes.chunk,
         f"{RL}.max_rollouts": 1 if variant == "grpo" else again + 1 if again >= 0 else WITHOUT_END,
         # As there: each episode counts alike, and within it each number of an action.
         f"{RL}.loss.ratio_level": "element",
         f"{RL}.loss.aggregation": "episode-mean",
         f"{RL}.advantage.epsilon": 1e-6,
         f"{RL}.advantage.correction": 0,
-        "trainer.grad_accum_iter": sizes.micro_batches,
-        "trainer.max_iter": sizes.iterations,
-        "trainer.logging_iter": 1,
-        "dataloader_train.batch_size": sizes.groups,
-        "checkpoint.save_iter": fields["train.ckpt.save_freq"] * sizes.updates,
-        "trainer.validation_iter": fields["validation.freq"] * sizes.updates,
+        **_steps(fields, place),
         **_simulators(fields, place),
         **_players(fields, gpus_here),
         **sharded(fields["policy.parallelism.dp_shard_size"]),
@@ -257,8 +223,8 @@ def num_gpus(fields: Fields, part: str) -> int:
     return math.prod(fields[f"{part}.parallelism.{name}"] for name in policy_fields.SIZES_OF_GPUS)
 
 
-def sizes_of(fields: Fields, place: RecipeSimulator) -> RunSizes:
-    """The groups and micro-batches of a batch of episodes; an iteration is a step of the optimizer."""
+def _steps(fields: Fields, place: RecipeSimulator) -> dict[str, Any]:
+    """The part of each process in an iteration, which is a step of the optimizer, and the length of the run."""
     group, replicas = fields["rollout.n_generation"], fields["policy.parallelism.n_init_replicas"]
     gpus = num_gpus(fields, "policy") // replicas  # of a replica
     batch, updates = fields["train.train_batch_per_replica"], fields[f"{_ALGORITHM}.mu_iterations"]
@@ -272,20 +238,28 @@ def sizes_of(fields: Fields, place: RecipeSimulator) -> RunSizes:
             f"train.train_batch_per_replica = {batch}: each of {gpus} GPUs (policy.parallelism.dp_shard_size times"
             f" dp_replicate_size) needs a multiple of rollout.n_generation = {group} episodes."
         )
-    steps = fields["train.epoch"] * place.num_starts * group // (batch * replicas)
+    starts = TRIALS[place.simulator] * SUITES[place.simulator][place.suite]
+    steps = fields["train.epoch"] * starts * group // (batch * replicas)
     if (limit := fields["train.max_num_steps"]) is not None:
         steps = min(steps, limit)
     executed = _pi05_settings(fields).get("action_chunk") or EXECUTED[fields["vla.vla_type"]]
     if place.simulator == "toy":
         executed = TOY_CHUNK  # of which the policy's actions are held for several steps
-    return RunSizes(
-        groups=batch // gpus // group,
-        group_size=group,
-        decisions=math.ceil((fields["vla.max_steps"] or STEPS[place.simulator]) / executed),
-        chunk=fields["vla.training_chunk_size"],
-        updates=updates,
-        iterations=max(1, steps) * updates,
-    )
+    decisions = math.ceil((fields["vla.max_steps"] or STEPS[place.simulator]) / executed)  # of a whole episode
+    chunk = fields["vla.training_chunk_size"]
+    micro_batches = math.ceil(batch // gpus * decisions / chunk)
+    return {
+        f"{RL}.group_size": group,
+        f"{RL}.minibatches": 1,
+        f"{RL}.micro_batches": micro_batches,
+        f"{RL}.loss.slice_decisions": chunk,
+        "trainer.grad_accum_iter": micro_batches,
+        "trainer.max_iter": max(1, steps) * updates,
+        "trainer.logging_iter": 1,
+        "dataloader_train.batch_size": batch // gpus // group,
+        "checkpoint.save_iter": fields["train.ckpt.save_freq"] * updates,
+        "trainer.validation_iter": fields["validation.freq"] * updates,
+    }
 
 
 def _simulators(fields: Fields, place: RecipeSimulator) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cosmos_predict2.compat.cosmos_rl.policies import SUITES, WAIT
@@ -34,40 +33,11 @@ ALL_STARTS = 2**20  # groups of a run at most; environments take their numbers m
 _ENVS = "cosmos_predict2.rl.envs"
 
 
-@dataclass(frozen=True)
-class EpochSizes:
-    """The sizes of an epoch, of all processes together."""
-
-    groups: int
-    group_size: int
-    decisions: int  # of an episode
-    execute: int  # actions of a decision
-    max_steps: int
-    minibatches: int
-    updates: int
-    micro_batch_size: int
-
-    @property
-    def episodes(self) -> int:
-        return self.groups * self.group_size
-
-    @property
-    def steps(self) -> int:
-        return self.minibatches * self.updates  # of the optimizer
-
-
-@dataclass(frozen=True)
-class Placement:
-    """GPUs, or processes where there are none: those that train, and those that play apart from them."""
-
-    train: int
-    play: int = 0  # 0: those that train
-
-
 def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Translation:
     """The run of a configuration on a machine with so many GPUs."""
     fields, warnings = read_fields(content, FIELDS)
-    sizes, placement = sizes_of(fields), placement_of(fields, gpus_here)
+    train, play = placement_of(fields, gpus_here)
+    parts = _parts(fields, train)
     has_world_model = fields["env.train.env_type"] == "cosmos_wm"
     world = fields["env.train.wm_env_type"] if has_world_model else fields["env.train.env_type"]
     backends = fields["runner.logger.logger_backends"]
@@ -75,14 +45,14 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
         raise ConfigError(f"runner.logger.logger_backends has {unknown[0]}: there are tensorboard and wandb.")
     settings = {
         **fields.settings(),
-        **policy_settings(fields, placement.train, is_toy_world=world == "toy"),
+        **policy_settings(fields, train, is_toy_world=world == "toy"),
         "optimizer.betas": [fields["actor.optim.adam_beta1"], fields["actor.optim.adam_beta2"]],
-        **_epochs(fields, sizes),
-        **_parts(sizes, placement),
+        **_epochs(fields, parts[f"{RL}.minibatches"] * fields["algorithm.update_epoch"]),
+        **parts,
         **_loss(fields),
-        **_environment(fields, placement, warnings),
-        **_evaluation(fields, placement.train),
-        **(workers(placement.play, gpus_here) if placement.play else {}),
+        **_environment(fields, train, warnings),
+        **_evaluation(fields, train),
+        **(workers(play, gpus_here) if play else {}),
         "job.group": "embodied",
         "job.wandb_mode": "online" if "wandb" in backends else "disabled",
         f"{CONFIG}.compare": 0,
@@ -101,7 +71,7 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
         [f"experiment=tiny_vla_grpo_{policy}{'world_model' if has_world_model else 'simulator'}"]
         + overrides(settings)
         + removed,
-        {PLACE: placement.train},
+        {PLACE: train},
         {"IMAGINAIRE_OUTPUT_ROOT": str(fields["runner.logger.log_path"])},
         warnings,
         missing=tuple(fields.missing),
@@ -111,8 +81,8 @@ def translate_embodiment(content: Mapping[str, Any], gpus_here: int = 0) -> Tran
 # --- numbers
 
 
-def sizes_of(fields: Fields) -> EpochSizes:
-    """The groups of an epoch's episodes, and the minibatches of its decisions."""
+def _parts(fields: Fields, number: int) -> dict[str, Any]:
+    """The groups of an epoch's episodes and the minibatches of its decisions, of which each process has a part."""
     envs, group = fields.at_least_1("env.train.total_num_envs"), fields.at_least_1("algorithm.group_size")
     episodes = envs * fields.at_least_1("algorithm.rollout_epoch")
     if group < 2:
@@ -131,7 +101,7 @@ def sizes_of(fields: Fields) -> EpochSizes:
                 f" {fields['env.train.world_model_cfg.cosmos.chunk_size']} actions at once (cosmos.chunk_size)."
             )
     decisions = math.ceil(steps / execute)
-    batch = fields.at_least_1("actor.global_batch_size")
+    batch, micro = fields.at_least_1("actor.global_batch_size"), fields.at_least_1("actor.micro_batch_size")
     minibatches, rest = divmod(episodes * decisions, batch)
     if rest or not minibatches:
         raise ConfigError(
@@ -139,23 +109,34 @@ def sizes_of(fields: Fields) -> EpochSizes:
             f" {episodes} episodes (total_num_envs x rollout_epoch) of {decisions} (max_episode_steps /"
             " num_action_chunks)."
         )
-    return EpochSizes(
-        groups=episodes // group,
-        group_size=group,
-        decisions=decisions,
-        execute=execute,
-        max_steps=steps,
-        minibatches=minibatches,
-        updates=fields["algorithm.update_epoch"],
-        micro_batch_size=fields.at_least_1("actor.micro_batch_size"),
-    )
+    groups, per_process = episodes // group, batch / number
+    if groups % number:
+        raise ConfigError(
+            f"{groups} groups of an epoch (total_num_envs x rollout_epoch / group_size) are not divided by the"
+            f" {number} processes of {PLACE}."
+        )
+    if per_process % micro:
+        raise ConfigError(
+            f"actor.micro_batch_size = {micro} does not divide the {per_process:g} decisions that each of {number}"
+            f" processes has of actor.global_batch_size = {batch:g}."
+        )
+    micro_batches = int(per_process) // micro
+    return {
+        "dataloader_train.batch_size": groups // number,
+        "dataloader_train.dataset.num": ALL_STARTS,
+        f"{RL}.execute": execute,
+        f"{RL}.minibatches": minibatches,
+        f"{RL}.micro_batches": micro_batches,
+        "trainer.grad_accum_iter": micro_batches,
+        f"{ENV}.max_steps": steps,
+    }
 
 
-def placement_of(fields: Fields, gpus_here: int) -> Placement:
-    """The GPUs that train and those that play: the same ones, or actor apart from env and rollout."""
+def placement_of(fields: Fields, gpus_here: int) -> tuple[int, int]:
+    """How many GPUs train (processes where there are none), and how many play apart from them; 0: those that train."""
     given = fields[PLACE]
     if given is None:
-        return Placement(max(1, gpus_here))
+        return max(1, gpus_here), 0
     if not isinstance(given, Mapping):
         raise ConfigError(f"{PLACE} = {given!r}, but it is a section, such as 'actor,env,rollout: all'.")
     places = {part.strip(): _gpus(value, gpus_here) for names, value in given.items() for part in str(names).split(",")}
@@ -169,13 +150,13 @@ def placement_of(fields: Fields, gpus_here: int) -> Placement:
         raise ConfigError(f"{PLACE}: env and rollout have one place here, since the policy acts where it is answered.")
     train, play = places["actor"], places["rollout"]
     if train == play:
-        return Placement(len(train))
+        return len(train), 0
     if train & play or len(play) % len(train):
         raise ConfigError(
             f"{PLACE}: env and rollout share all GPUs with actor, or have others, a multiple of actor's"
             f" {len(train)}, such as actor: 0 and env,rollout: 1-3."
         )
-    return Placement(len(train), len(play))
+    return len(train), len(play)
 
 
 def _gpus(value: Any, gpus_here: int) -> set[int]:
@@ -191,52 +172,26 @@ def _gpus(value: Any, gpus_here: int) -> set[int]:
 # --- settings of the experiment
 
 
-def _epochs(fields: Fields, sizes: EpochSizes) -> dict[str, Any]:
-    """Ends, saves, evaluations and beginnings; iterations here are steps of the optimizer."""
+def _epochs(fields: Fields, steps: int) -> dict[str, Any]:
+    """Ends, saves, evaluations and beginnings; iterations here are steps of the optimizer, so many of an epoch."""
     limits = [number for number in (fields["runner.max_epochs"], fields["runner.max_steps"]) if number > 0]
     if not limits:
         raise ConfigError("runner.max_epochs = -1 and runner.max_steps = -1: the run has no end. Set one.")
     every, save = fields["runner.val_check_interval"], fields["runner.save_interval"]
     found: dict[str, Any] = {
-        "trainer.max_iter": min(limits) * sizes.steps,
-        "trainer.logging_iter": sizes.steps,
+        "trainer.max_iter": min(limits) * steps,
+        "trainer.logging_iter": steps,
         "trainer.run_validation": every > 0,
-        "checkpoint.save_iter": (save if save > 0 else min(limits)) * sizes.steps,
+        "checkpoint.save_iter": (save if save > 0 else min(limits)) * steps,
     }
     if every > 0:
-        found["trainer.validation_iter"] = every * sizes.steps
+        found["trainer.validation_iter"] = every * steps
     resume, weights = fields["runner.resume_dir"], fields["runner.ckpt_path"]
     if resume and weights:
         raise ConfigError("runner.resume_dir and runner.ckpt_path: a run goes on, or begins with weights. Give one.")
     if resume or weights:
         found |= {"checkpoint.load_path": resume or weights, "checkpoint.load_training_state": bool(resume)}
     return found
-
-
-def _parts(sizes: EpochSizes, placement: Placement) -> dict[str, Any]:
-    """The part of each process in an epoch."""
-    number = placement.train
-    per_process = sizes.episodes * sizes.decisions // sizes.minibatches / number
-    if sizes.groups % number:
-        raise ConfigError(
-            f"{sizes.groups} groups of an epoch (total_num_envs x rollout_epoch / group_size) are not divided by the"
-            f" {number} processes of {PLACE}."
-        )
-    if per_process % sizes.micro_batch_size:
-        raise ConfigError(
-            f"actor.micro_batch_size = {sizes.micro_batch_size} does not divide the {per_process:g} decisions that"
-            f" each of {number} processes has of actor.global_batch_size = {per_process * number:g}."
-        )
-    parts = int(per_process) // sizes.micro_batch_size
-    return {
-        "dataloader_train.batch_size": sizes.groups // number,
-        "dataloader_train.dataset.num": ALL_STARTS,
-        f"{RL}.execute": sizes.execute,
-        f"{RL}.minibatches": sizes.minibatches,
-        f"{RL}.micro_batches": parts,
-        "trainer.grad_accum_iter": parts,
-        f"{ENV}.max_steps": sizes.max_steps,
-    }
 
 
 def _loss(fields: Fields) -> dict[str, Any]:
@@ -255,14 +210,12 @@ def _loss(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _environment(fields: Fields, placement: Placement, warnings: list[str]) -> dict[str, Any]:
+def _environment(fields: Fields, ranks: int, warnings: list[str]) -> dict[str, Any]:
     kind, suite = fields["env.train.env_type"], fields["env.train.task_suite_name"]
-    num_envs, rest = divmod(fields["env.train.total_num_envs"], placement.train)
+    total = fields["env.train.total_num_envs"]
+    num_envs, rest = divmod(total, ranks)
     if rest or not num_envs:
-        raise ConfigError(
-            f"env.train.total_num_envs = {fields['env.train.total_num_envs']} is no multiple of the {placement.train}"
-            f" processes of {PLACE}."
-        )
+        raise ConfigError(f"env.train.total_num_envs = {total} is no multiple of the {ranks} processes of {PLACE}.")
     if kind == "toy":
         require_one_of("env.train.task_suite_name", suite, TOY_SUITES, " of the toy world")
         return {f"{ENV}.num_envs": num_envs, f"+{ENV}.tasks": [suite]}

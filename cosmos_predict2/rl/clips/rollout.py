@@ -361,9 +361,10 @@ class Losses:
     def of(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         """Numbers to log, and the loss."""
         output, loss = self._forward_loss(part) if part.kept is None else self._ratio_loss(part)
-        if (data := part.data) is not None:  # the published form: the error of the clean clip by 1 + 1 / sigma^2
+        if (data := part.data) is not None:  # DDRL: the error of the clean clip by (s^2 + s_d^2) / (s s_d)^2
             predicted = self._clean(data.x0_B_C_T_H_W, data.epsilon_B_C_T_H_W, data.sigma_B_1, data.condition)
-            weight_B = torch.as_tensor(objectives.data_weight(data.sigma_B_1[:, 0], self.world.config.sigma_data))
+            sigma_B, sigma_data = data.sigma_B_1[:, 0], self.world.config.sigma_data
+            weight_B = (sigma_B**2 + sigma_data**2) / (sigma_B * sigma_data) ** 2
             error_B = objectives.mean_drift(predicted, self._part(data.x0_B_C_T_H_W))
             data_loss = (weight_B * of_whole_clip(self.world, error_B)).mean()
             output["data_loss"] = data_loss.detach()
@@ -386,9 +387,9 @@ class Losses:
         log_ratio_B = of_whole_clip(self.world, log_ratio(kept.x_next_B_C_T_H_W, mean, old, std))
         drift_B = of_whole_clip(self.world, objectives.mean_drift(mean, old))
         advantage_B = part.advantage_B.to(log_ratio_B)
-        if rl.exp_reward:
+        if rl.exp_reward:  # the theoretical form of DDRL: negative for every sample
             largest = rl.advantage.adv_clip_max
-            advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
+            advantage_B = -(math.e**-advantage_B).clamp(max=largest)
         limits = (rl.clip_ratio, path.chain.length(kept.k), rl.clip_ratio_high, rl.dual_clip)
         policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, *limits))
         loss = policy.loss_B.mean()
