@@ -6,6 +6,7 @@ nothing else of later calls.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,8 +46,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
-TWO = SamplingOptions(num_steps=2)
-GRAPHED = SamplingOptions(num_steps=2, use_cuda_graphs=True)
+TWO, GUIDED = SamplingOptions(num_steps=2), SamplingOptions(num_steps=2, guidance=2.0)
+GRAPHED, GUIDED_GRAPHED = (replace(options, use_cuda_graphs=True) for options in (TWO, GUIDED))
 
 
 def test_one_capture_serves_chunks_batches_and_prompts(captures: list[int]) -> None:
@@ -71,13 +72,10 @@ def test_another_prompt_is_read_without_another_capture(
     negative, videos = text(pipe, "blurred"), []
     for prompt in ("push", "pull"):
         arguments: Any = (frames(), text(pipe, prompt), negative)
-        videos.append(pipe.generate(*arguments, options=SamplingOptions(num_steps=2, guidance=2.0)))
-        graphed = pipe.generate(*arguments, options=SamplingOptions(num_steps=2, guidance=2.0, use_cuda_graphs=True))
-        assert torch.equal(graphed, videos[-1])
+        videos.append(pipe.generate(*arguments, options=GUIDED))
+        assert torch.equal(pipe.generate(*arguments, options=GUIDED_GRAPHED), videos[-1])
     assert len(captures) == 1 and not torch.equal(*videos)
-    pipe.generate(
-        frames(), text(pipe, "push"), None, options=SamplingOptions(num_steps=2, guidance=2.0, use_cuda_graphs=True)
-    )
+    pipe.generate(frames(), text(pipe, "push"), None, options=GUIDED_GRAPHED)
     assert len(captures) == (1 if is_together else 2)  # a half without a text has nothing to read
 
 

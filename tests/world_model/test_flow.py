@@ -17,6 +17,7 @@ from imaginaire.errors import ConfigError
 from tests.models.parts import LIMITS, NET, PooledPixels, awaken
 
 TWO, THREE = (SamplingOptions(num_steps=number) for number in (2, 3))
+GUIDED = SamplingOptions(num_steps=3, guidance=2.0)
 
 
 def make_pipeline(**flow: Any) -> Video2WorldPipeline:
@@ -59,52 +60,40 @@ def test_the_network_is_told_whole_timesteps() -> None:
 @pytest.mark.parametrize("own_timestep", [-1.0, 0.1])
 def test_a_sample_does_not_depend_on_its_batch(schedule: str, own_timestep: float) -> None:
     pipe = make_pipeline(schedule=schedule, conditional_frame_timestep=own_timestep)
-    both = pipe.generate(
-        frames(), text(), text(seed=5), seed=[7, 8], options=SamplingOptions(num_steps=3, guidance=2.0)
-    )  # type: ignore[arg-type]
+    inputs = (frames(), text(), text(seed=5))
+    both = pipe.generate(*inputs, seed=[7, 8], options=GUIDED)  # type: ignore[arg-type]
     for i in range(2):
-        part = slice(i, i + 1)
-        alone = pipe.generate(
-            frames()[part],
-            text()[part],
-            text(seed=5)[part],
-            seed=7 + i,
-            options=SamplingOptions(num_steps=3, guidance=2.0),
-        )
-        torch.testing.assert_close(both[part], alone, rtol=0, atol=2e-5)
+        alone = pipe.generate(*(one[i : i + 1] for one in inputs), seed=7 + i, options=GUIDED)
+        torch.testing.assert_close(both[i : i + 1], alone, rtol=0, atol=2e-5)
 
 
 def test_given_frames_come_out_as_they_were() -> None:
     pipe = make_pipeline()
     given = pipe.world.given_latents(frames(count=5))
     batch = {"t5_text_embeddings": text(), "fps": torch.full((2,), 10.0), "padding_mask": torch.zeros(2, 1, 32, 32)}
-    latent = pipe.world.generate_latents(batch, given, 2, options=SamplingOptions(num_steps=3, guidance=1.0))
+    latent = pipe.world.generate_latents(batch, given, 2, options=GUIDED)
     assert torch.equal(latent[:, :, :2], given[:, :, :2]) and not torch.equal(latent[:, :, 2], given[:, :, 2])
 
 
 def test_without_the_replacement_the_network_speaks_for_given_frames_too() -> None:
     noise = initial_noise((2, 16, 3, 4, 4), 0)
     states: dict[bool, list[Tensor]] = {True: [], False: []}
-    for replaces in states:
+    for replaces, kept in states.items():
         pipe = make_pipeline(replace_given_frames=replaces)
-        pipe.generate(
-            frames(), text(), on_step=lambda i, s, r=replaces: states[r].append(s.x_next_B_C_T_H_W), options=THREE
-        )
-    line = (
-        noise[:, :, 0]
-        + (pipe.config.flow.levels(3).sigmas[1] - 1) * (noise - pipe.world.given_latents(frames()))[:, :, 0]
-    )  # type: ignore[union-attr]
+        pipe.generate(frames(), text(), on_step=lambda _, s, kept=kept: kept.append(s.x_next_B_C_T_H_W), options=THREE)
+    gone = pipe.config.flow.levels(3).sigmas[1] - 1  # type: ignore[union-attr]
+    line = (noise + gone * (noise - pipe.world.given_latents(frames())))[:, :, 0]
     torch.testing.assert_close(states[True][0][:, :, 0], line.float(), rtol=0, atol=1e-3)
     assert not torch.allclose(states[False][0][:, :, 0], line.float(), atol=1e-2)
 
 
 def test_a_video_may_begin_with_the_prompt_alone() -> None:
     pipe = make_pipeline()
-    video = pipe.generate(frames(count=0), text(), options=SamplingOptions(num_steps=2, guidance=1.0))
+    video = pipe.generate(frames(count=0), text(), options=GUIDED)
     assert video.shape == (2, 3, 9, 32, 32) and torch.isfinite(video).all()
     pipe.config.min_num_conditional_frames = 1
     with pytest.raises(ConfigError, match=r"0 conditioning frames, but.* 1 at least"):
-        pipe.generate(frames(count=0), text(), options=SamplingOptions(guidance=7.0, num_steps=2))
+        pipe.generate(frames(count=0), text(), options=TWO)
 
 
 def test_the_same_weights_are_sampled_by_every_solver() -> None:
@@ -113,18 +102,15 @@ def test_the_same_weights_are_sampled_by_every_solver() -> None:
     for solver in SOLVERS:
         video = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=2, solver=solver))
         # Two steps of both flow solvers are the same: the first is Euler's, the last gives the estimate.
-        assert torch.isfinite(video).all() and torch.allclose(video, chosen, atol=1e-5) == (solver in FLOW_SOLVERS), (
-            solver
-        )
+        assert torch.isfinite(video).all()
+        assert torch.allclose(video, chosen, atol=1e-5) == (solver in FLOW_SOLVERS), solver
 
 
 def test_both_ways_of_asking_agree_in_the_limit_of_many_steps() -> None:
     pipe = make_pipeline()
     pipe.config.timestamps = SolverConfig(t_max=8000.0)  # as near to noise alone as flow times begin
-    noise_alike = [
-        pipe.generate(frames(1), text(1), options=SamplingOptions(num_steps=60, solver=name))
-        for name in ("unipc", "2ab")
-    ]
+    options = (SamplingOptions(num_steps=60, solver=name) for name in ("unipc", "2ab"))
+    noise_alike = [pipe.generate(frames(1), text(1), options=one) for one in options]
     torch.testing.assert_close(*noise_alike, rtol=0, atol=0.03)  # whole timesteps are left
 
 

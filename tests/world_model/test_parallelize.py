@@ -115,11 +115,9 @@ TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
 
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_every_mode_gives_the_gradients_of_none(has_adapters: bool) -> None:
-    expected, _ = gradients(network("none", has_adapters=has_adapters))
+    plain = network("none", has_adapters=has_adapters)
     for mode in {POLICIES[mode]: mode for mode in MODES}.values():  # several names mean one policy
-        found, _ = gradients(network(mode, has_adapters=has_adapters))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected), mode
+        assert_same_gradients(plain, network(mode, has_adapters=has_adapters))
 
 
 def test_adapters_may_come_after_the_policy() -> None:
@@ -182,13 +180,6 @@ def test_only_every_nth_block_recomputes() -> None:
     assert_same_gradients(network("none", num_blocks=3), network("block_wise", every_n_blocks=2, num_blocks=3))
 
 
-def test_every_named_linear_map_is_one_of_a_block() -> None:
-    block = network("none").get_block(0)
-    for policy in filter(None, POLICIES.values()):
-        for name in policy.linears:
-            assert isinstance(block.get_submodule(name), torch.nn.Linear), name
-
-
 def test_names_and_modules_stay() -> None:
     plain, net = network("none"), network("mm_only")
     compile_blocks(net)
@@ -209,9 +200,7 @@ def test_one_block_is_compiled_for_all(mode: str) -> None:
 
     net = network(mode, num_blocks=3)
     compile_blocks(net, backend=compiled)
-    expected, found = (gradients(one)[0] for one in (network("none", num_blocks=3), net))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12 * float(value.abs().max()))
+    assert_close_gradients(network("none", num_blocks=3), net)
     assert len(graphs) == 1
 
 
@@ -235,16 +224,14 @@ def test_unknown_modes_are_refused_by_name() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_compiled_blocks_keep_the_gradients_and_the_policy(has_adapters: bool) -> None:
-    expected, _ = gradients(network("none", has_adapters=has_adapters))
+    plain = network("none", has_adapters=has_adapters)
     for mode in POLICIES:
         torch._dynamo.reset()
         net = network(mode, has_adapters=has_adapters)
         eager = kept_bytes(net)
         # Traced, split into forward and backward and run without generated code; one mode goes the whole way.
         compile_blocks(net, backend="inductor" if mode == "predict2_2b_720" else "aot_eager_decomp_partition")
-        found, _ = gradients(net)
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12 * float(value.abs().max()))
+        assert_close_gradients(plain, net)
         assert kept_bytes(net) <= 1.15 * eager, mode
 
 
@@ -254,10 +241,9 @@ def test_compiled_blocks_of_a_network_with_actions() -> None:
     for own in ({}, {"reads_text": False}, {"use_wan_fp32_strategy": True, "dtype": torch.bfloat16}):
         torch._dynamo.reset()
         options = {**ACTIONS, **own}
-        expected, _ = gradients(network("none", **options))
         net = network("predict2_2b_720", **options)
         compile_blocks(net, backend="aot_eager_decomp_partition")
-        found, _ = gradients(net)
+        expected, found = gradients(network("none", **options)), gradients(net)
         tolerance = 2e-2 if "dtype" in own else 1e-9
         assert found.keys() == expected.keys()
         for name, value in expected.items():
@@ -306,18 +292,21 @@ def inputs(net: Video2WorldDiT, side: int = SIDE) -> dict[str, Tensor]:
     return {name: tensor.to(net.dtype) for name, tensor in found.items()}
 
 
-def gradients(net: Video2WorldDiT, side: int = SIDE) -> tuple[dict[str, Tensor], Tensor]:
+def gradients(net: Video2WorldDiT, side: int = SIDE) -> dict[str, Tensor]:
     net.zero_grad()
-    output = net(**inputs(net, side))
-    output.square().sum().backward()
-    return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}, output.detach()
+    net(**inputs(net, side)).square().sum().backward()
+    return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
 
 
 def assert_same_gradients(plain: Video2WorldDiT, net: Video2WorldDiT, side: int = SIDE) -> None:
-    expected, _ = gradients(plain, side)
-    found, _ = gradients(net, side)
+    torch.testing.assert_close(gradients(net, side), gradients(plain, side), rtol=0, atol=0)
+
+
+def assert_close_gradients(plain: Video2WorldDiT, net: Video2WorldDiT) -> None:
+    expected, found = gradients(plain), gradients(net)
     assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12 * float(value.abs().max()))
 
 
 def kept_bytes(net: Video2WorldDiT, side: int = SIDE) -> int:
