@@ -36,6 +36,7 @@ from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
 from cosmos_predict2.tokenizers.each_view import EachView
 from cosmos_predict2.tokenizers.sizes import latent_frame, latent_frames, pixel_frames
+from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.world_model.assembly import network_of, other_parts, settle_attention
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig, WanPipelineConfig
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
@@ -540,8 +541,8 @@ class WorldModel:
 
 CLIPS_AT_ONCE = 16  # of a tokenizer on a CPU
 SHARE_OF_TOKENIZER = 0.25  # of the free memory: what it fills is kept by PyTorch, and the network comes next
-# Of the published tokenizer: activations 96 wide, 5.3 for each of 4 frames in work, and 31 for the frames before them.
-VALUES_PER_PIXEL = 96 * (4 * 5.3 + 31)
+# Of the published tokenizer: activations 96 wide, for each of 4 frames in work, and for the frames before them.
+VALUES_PER_PIXEL = max(96 * (4 * in_work + remembered) for in_work, remembered in LIVE_FRAMES.values())
 VALUES_PER_COLOUR = 3  # the clip as it is given, as it was made, and clamped
 
 

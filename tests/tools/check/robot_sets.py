@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small recordings of made-up robots, clean or with one classic fault, as LeRobot data sets or as arrays."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,58 +43,67 @@ def _picture(place: Any, target: Any, *, is_lab: bool, size: float = 4.0) -> Any
     return picture
 
 
+Frame = tuple[Any, Any, dict[str, Any]]  # action, state (None: there is none) and pictures by camera
+
+
+def _recorded(
+    play: Callable[[Any], Iterator[Frame]], seed: int, num: int = EPISODES, *, last: int = 3, **more: Any
+) -> RobotSet:
+    """Episodes that are played one after the other from one stream of draws; the last frames show success."""
+    rng, made = np.random.default_rng(seed), RobotSet([], [], **more)
+    for _ in range(num):
+        actions, states, pictures = zip(*play(rng))
+        found = {
+            ACTION: np.array(actions, np.float32),
+            SUCCESS: (np.arange(FRAMES) >= FRAMES - last).astype(np.float32),
+        }
+        made.columns.append(found if states[0] is None else {**found, STATE: np.array(states, np.float32)})
+        made.videos.append({camera: np.stack([one[camera] for one in pictures]) for camera in pictures[0]})
+    return made
+
+
 def delta_gripper(
     seed: int = 0, *, lab: bool = True, pause: int = 0, fps: float = 10, quaternion: bool = False
 ) -> RobotSet:
     """Motions of a hand, x, y, z and gripper (1 closes), with its state; the states are metres and a width."""
-    rng, columns, videos = np.random.default_rng(seed), [], []
-    for _ in range(EPISODES):
+
+    def play(rng: Any) -> Iterator[Frame]:
         place, target = rng.uniform(-0.5, 0.5, 3), rng.uniform(-0.5, 0.5, 3)
-        width, states, actions, pictures, turn = 0.08, [], [], [], rng.uniform(-0.2, 0.2, 3)
+        width, grip, turn = 0.08, -1.0, rng.uniform(-0.2, 0.2, 3)
         for t in range(FRAMES):
             is_paused = FRAMES // 2 <= t < FRAMES // 2 + pause
             move = np.zeros(3) if is_paused else np.clip(2 * (target - place) + rng.normal(0, 0.5, 3), -1, 1)
-            grip = 1.0 if t > FRAMES // 2 and int(t / 4) % 2 else -1.0
-            grip = actions[-1][-1] if is_paused and actions else grip
+            if not is_paused:
+                grip = 1.0 if t > FRAMES // 2 and int(t / 4) % 2 else -1.0
             twist = np.zeros(3) if is_paused else rng.normal(0, 0.3, 3)
             rotation = np.concatenate([turn / 2, [1.0]]) / np.linalg.norm([*turn / 2, 1.0])
-            states.append([*place, *(rotation if quaternion else ()), width])
-            actions.append([*move, *(twist if quaternion else ()), grip])
-            pictures.append(_picture(PIXELS / 2 + 40 * place[:2], PIXELS / 2 + 40 * target[:2], is_lab=lab))
+            picture = _picture(PIXELS / 2 + 40 * place[:2], PIXELS / 2 + 40 * target[:2], is_lab=lab)
+            action = [*move, *(twist if quaternion else ()), grip]
+            yield action, [*place, *(rotation if quaternion else ()), width], {TOP: picture}
             place, turn = np.clip(place + 0.1 * move, -0.55, 0.55), turn + 0.2 * twist
             width = np.clip(width - 0.03 * grip, 0, 0.08)
-        success = np.arange(FRAMES) >= FRAMES - 3
-        columns.append(_columns(actions, states, success))
-        videos.append({TOP: np.stack(pictures)})
-    letters = ["x", "y", "z"]
-    return RobotSet(
-        columns, videos, fps,
-        {
-            ACTION: [*letters, *(("roll", "pitch", "yaw") if quaternion else ()), "gripper"],
-            STATE: [*letters, *(("qx", "qy", "qz", "qw") if quaternion else ()), "gripper"],
-        },
-    )  # fmt: skip
+
+    turns, rotations = (("roll", "pitch", "yaw"), ("qx", "qy", "qz", "qw")) if quaternion else ((), ())
+    names = {ACTION: ["x", "y", "z", *turns, "gripper"], STATE: ["x", "y", "z", *rotations, "gripper"]}
+    return _recorded(play, seed, fps=fps, names=names)
 
 
 def absolute_joints(seed: int = 1, *, fps: float = 30) -> RobotSet:
     """Goals of six joints in radians, the last one a gripper from 0 to 1, which the robot follows a little late."""
-    rng, columns, videos = np.random.default_rng(seed), [], []
     rest = np.array([0.3, -1.2, 1.5, 0.4, -0.2, 0.5])
-    for _ in range(EPISODES):
+
+    def play(rng: Any) -> Iterator[Frame]:
         phase, speed = rng.uniform(0, 6, 6), rng.uniform(0.1, 0.3, 6)
-        joints, states, actions, pictures = rest + rng.normal(0, 0.1, 6), [], [], []
+        joints = rest + rng.normal(0, 0.1, 6)
         for t in range(FRAMES):
             goal = rest + np.array([0.8, 0.5, 0.4, 0.6, 0.5, 0.5]) * np.sin(phase + speed * t) + rng.normal(0, 0.02, 6)
-            states.append(joints)
-            actions.append(goal)
             hand = PIXELS / 2 + 14 * np.array([np.sin(joints[0]), np.cos(joints[1])])
-            pictures.append(_picture(hand, (10, 40), is_lab=True))
+            yield goal, joints, {TOP: _picture(hand, (10, 40), is_lab=True)}
             joints = joints + 0.6 * (goal - joints) + rng.normal(0, 0.005, 6)
-        columns.append(_columns(actions, states, np.arange(FRAMES) >= FRAMES - 2))
-        videos.append({TOP: np.stack(pictures)})
+
     joints = ["shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper"]
     names = [f"{name}.pos" for name in joints]
-    return RobotSet(columns, videos, fps, {ACTION: names, STATE: names})
+    return _recorded(play, seed, last=2, fps=fps, names={ACTION: names, STATE: names})
 
 
 def moving_dot(seed: int = 2) -> RobotSet:
@@ -108,44 +117,34 @@ def moving_dot(seed: int = 2) -> RobotSet:
 
 def two_cameras(seed: int = 3) -> RobotSet:
     """Places that a hand goes to, without a state, seen from above and by a camera that sees the hand at rest."""
-    rng, columns, videos = np.random.default_rng(seed), [], []
-    for _ in range(EPISODES):
-        place, target, actions, pictures = rng.uniform(-0.5, 0.5, 2), rng.uniform(-0.5, 0.5, 2), [], []
+
+    def play(rng: Any) -> Iterator[Frame]:
+        place, target = rng.uniform(-0.5, 0.5, 2), rng.uniform(-0.5, 0.5, 2)
         for _ in range(FRAMES):
-            pictures.append([_picture(PIXELS / 2 + 40 * place, PIXELS / 2 + 40 * target, is_lab=True),
-                             _picture((24, 24), PIXELS / 2 + 40 * (target - place), is_lab=False)])  # fmt: skip
+            top = _picture(PIXELS / 2 + 40 * place, PIXELS / 2 + 40 * target, is_lab=True)
+            wrist = _picture((24, 24), PIXELS / 2 + 40 * (target - place), is_lab=False)
             place = np.clip(place + np.clip(target - place, -0.1, 0.1) / 2 + rng.normal(0, 0.04, 2), -0.55, 0.55)
-            actions.append(place)
-        columns.append(_columns(actions, None, np.arange(FRAMES) >= FRAMES - 3))
-        videos.append({TOP: np.stack([one for one, _ in pictures]), WRIST: np.stack([one for _, one in pictures])})
-    return RobotSet(columns, videos)
+            yield place, None, {TOP: top, WRIST: wrist}
+
+    return _recorded(play, seed)
 
 
 def arm(seed: int = 6) -> RobotSet:
     """Turns of two joints, seen from above and by a camera in the hand, which turns with it."""
-    rng, columns, videos = np.random.default_rng(seed), [], []
-    for _ in range(2 * EPISODES):
-        joints, target, rows, pictures = rng.uniform([-2.5, -1.5], [-0.6, 1.5]), rng.uniform(-18, 18, 2), [], []
+
+    def play(rng: Any) -> Iterator[Frame]:
+        joints, target = rng.uniform([-2.5, -1.5], [-0.6, 1.5]), rng.uniform(-18, 18, 2)
         goal = rng.uniform([-2.5, -1.5], [-0.6, 1.5])
         for _ in range(FRAMES):
-            turn = np.array([joints[0], joints.sum()])
-            (x, u), (y, v) = np.cos(turn), np.sin(turn)
-            hand = 11 * np.array([x + u, y + v])
-            foot, seen = np.array([[u, v], [-v, u]]) @ (-hand), np.array([[u, v], [-v, u]]) @ (target - hand)
-            pictures.append([_picture(PIXELS / 2 + hand, PIXELS / 2 + target, is_lab=False),
-                             _picture(PIXELS / 2 + foot, PIXELS / 2 + seen, is_lab=False)])  # fmt: skip
+            (x, u), (y, v) = np.cos(turn := np.array([joints[0], joints.sum()])), np.sin(turn)
+            hand, turned = 11 * np.array([x + u, y + v]), np.array([[u, v], [-v, u]])
+            top = _picture(PIXELS / 2 + hand, PIXELS / 2 + target, is_lab=False)
+            wrist = _picture(PIXELS / 2 - turned @ hand, PIXELS / 2 + turned @ (target - hand), is_lab=False)
             action = np.clip(goal - joints + rng.normal(0, 0.4, 2), -1, 1)
-            rows.append((action, joints))
+            yield action, joints, {TOP: top, WRIST: wrist}
             joints = np.clip(joints + 0.15 * action, [-3, -2], [0, 2])
-        actions, states = (np.stack(values) for values in zip(*rows))
-        columns.append(_columns(actions, states, np.arange(FRAMES) >= FRAMES - 3))
-        videos.append({TOP: np.stack([one for one, _ in pictures]), WRIST: np.stack([one for _, one in pictures])})
-    return RobotSet(columns, videos)
 
-
-def _columns(actions: Any, states: Any, success: Any) -> dict[str, Any]:
-    found = {ACTION: np.array(actions, np.float32), SUCCESS: success.astype(np.float32)}
-    return found if states is None else {**found, STATE: np.array(states, np.float32)}
+    return _recorded(play, seed, 2 * EPISODES)
 
 
 CLEAN: Mapping[str, Callable[[], RobotSet]] = {
