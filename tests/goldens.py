@@ -31,6 +31,7 @@ PARITY = Path(__file__).parent / "parity"
 DEFAULT = Path(__file__).parent / "golden"
 DOCUMENTATION = "README.md"
 UNREAD = "unread.json"
+TOLERANCES = {"max_abs": "atol", "abs": "atol", "relative": "rtol", "of_max": "of_largest"}  # as meta.json calls them
 METADATA = "__metadata__"  # no tensor can be called so
 
 
@@ -52,9 +53,13 @@ class Value:
         self._golden.compared.update(_leaves(self.entry, self._content))
         return self._content
 
-    def compare(self, actual: Any, *, rtol: float = 0.0, atol: float = 0.0) -> None:
-        """Fail unless ``actual`` equals this value: numbers within the tolerances, all else exactly."""
+    def compare(self, actual: Any, *, rtol: float = 0.0, atol: float = 0.0, of_largest: float = 0.0) -> None:
+        """Fail unless ``actual`` equals this value: numbers within the tolerances, all else exactly.
+
+        ``of_largest`` is for a tensor: a share of its largest magnitude, added to ``atol``."""
         self._golden.compared.update(_leaves(self.entry, self._content))
+        if of_largest:
+            atol += of_largest * float(self._content.abs().max())
         _assert_equal(self.entry, actual, self._content, rtol, atol)
 
     def __getitem__(self, key: Any) -> "Value":
@@ -101,6 +106,11 @@ class Golden:
         """What the header of a .safetensors file says by name; a text that is JSON as what it means."""
         self.json(name)
         return Value(self, f"{name}/{METADATA}", _read_metadata(self.folder / name))
+
+    def tolerance(self, kind: str) -> dict[str, float]:
+        """What meta.json allows for a kind of value, as arguments of ``Value.compare``."""
+        stated = self.json("meta.json")["tolerances"][kind]
+        return {TOLERANCES[name]: stated[name].use() for name in stated}
 
     def file(self, name: str) -> Path:
         """The path of a file of another kind (a video, say), noted as an input."""

@@ -50,10 +50,14 @@ def test_reading_is_noted_only_when_a_value_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_wrong_number_or_shape_is_told_with_its_entry(tmp_path: Path) -> None:
-    save_file({"q": torch.ones(2)}, tmp_path / "t.safetensors")
+    save_file({"q": torch.ones(2), "quarters": torch.tensor([0.0, 4.0])}, tmp_path / "t.safetensors")
     (tmp_path / "a.json").write_text(json.dumps({"x": [1.0, 2.0], "s": "text", "rows": [{"a": 1}]}))
     golden = Golden("area", tmp_path)
     golden.json("a.json")["x"].compare(np.array([1.0, 2.0 + 1e-12]), rtol=1e-9)
+    quarters = golden.tensors("t.safetensors")["quarters"]
+    quarters.compare(torch.tensor([0.1, 4.0]), of_largest=0.03)
+    with pytest.raises(AssertionError, match=quarters.entry):
+        quarters.compare(torch.tensor([0.1, 4.0]), of_largest=0.02)
     for value, actual in [
         (golden.tensors("t.safetensors")["q"], torch.tensor([1.0, 1.1])),
         (golden.tensors("t.safetensors")["q"], torch.ones(3)),

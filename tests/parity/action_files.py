@@ -75,8 +75,3 @@ def open_action_file(golden: Golden, name: str) -> ActionFile:
     if not projects:  # then the width before the projection has no meaning
         arguments.pop("crossattn_proj_in_channels", None)
     return ActionFile(golden.tensors(file), {key: config[key] for key in config if key in SETTINGS}, network, arguments)
-
-
-def compare_close(value: Value, actual: Tensor, tolerance: float) -> None:
-    """Fail where a difference is above the tolerance times the largest magnitude of the value."""
-    value.compare(actual, atol=tolerance * float(value.expected().abs().max()))

@@ -20,7 +20,8 @@ from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from tests.goldens import Golden, Value
 from tests.models.parts import PooledPixels
-from tests.parity.action_files import ActionFile, compare_close, open_action_file
+from tests.parity.action_files import ActionFile, open_action_file
+from tests.parity.networks import outputs_of
 
 AREA = "action"
 MLP, FORWARD = 2e-6, 2e-5
@@ -32,30 +33,18 @@ def _call(file: ActionFile, net: nn.Module, timesteps: Tensor, text: Tensor | No
     return out
 
 
-def _embeddings(net: nn.Module) -> dict[str, Tensor]:
-    """What the MLPs give at the next call, by the width that they are named for."""
-    found: dict[str, Tensor] = {}
-    for width in ("B_D", "B_3D"):
-
-        def note(module: nn.Module, inputs: object, output: Tensor, width: str = width) -> None:
-            found[width] = output
-
-        net.get_submodule(f"action_embedder_{width}").register_forward_hook(note)
-    return found
-
-
 @torch.no_grad()
 def test_network_of_predict2(golden: Golden) -> None:
     file = open_action_file(golden, "predict2_action_dit")
     net, stored = file.build(), file.tensors
-    found = _embeddings(net)
+    found = outputs_of(net)
     timesteps_B_T, text = stored["fwd.timesteps_B_T"].use(), stored["fwd.text"].use()
-    compare_close(stored["fwd.out"], _call(file, net, timesteps_B_T, text), FORWARD)
+    stored["fwd.out"].compare(_call(file, net, timesteps_B_T, text), of_largest=FORWARD)
     for width in ("B_D", "B_3D"):
-        compare_close(stored[f"fwd.action_emb_{width}"], found[width], MLP)
+        stored[f"fwd.action_emb_{width}"].compare(found[f"action_embedder_{width}"], of_largest=MLP)
     no_text = torch.zeros_like(text)
     with_zeros = _call(file, net, timesteps_B_T[:, 1:2], no_text)
-    compare_close(stored["fwd.out_shared_t_zero_text"], with_zeros, FORWARD)
+    stored["fwd.out_shared_t_zero_text"].compare(with_zeros, of_largest=FORWARD)
 
     prepared = net.prepare(no_text, latent_shape=tuple(stored["fwd.x"].use().shape[2:]), skip_no_text=True)
     assert all(keys_values is None for keys_values in prepared.cross)
@@ -68,13 +57,15 @@ def test_networks_of_predict25(variant: str, golden: Golden) -> None:
     file = open_action_file(golden, f"predict25_action_{variant}")
     net, stored, scale = file.build(), file.tensors, file.settings["timestep_scale"].use()
     assert net.crossattn_proj is not None
-    found, text = _embeddings(net), stored["fwd.text"].use()
+    found, text = outputs_of(net), stored["fwd.text"].use()
     given = torch.full((len(text),), file.settings["num_conditional_latents"].use())
     stored["fwd.mask"].compare(conditioning_frames_mask(given, stored["fwd.x"].use()))
     for timesteps, out in (("timesteps_B_1", "out"), ("timesteps_B_T", "out_per_frame_t")):
-        compare_close(stored[f"fwd.{out}"], _call(file, net, stored[f"fwd.{timesteps}"].use() * scale, text), FORWARD)
+        stored[f"fwd.{out}"].compare(
+            _call(file, net, stored[f"fwd.{timesteps}"].use() * scale, text), of_largest=FORWARD
+        )
         for width in ("B_D", "B_3D"):
-            compare_close(stored[f"fwd.action_emb_{width}_raw"], found[width], MLP)
+            stored[f"fwd.action_emb_{width}_raw"].compare(found[f"action_embedder_{width}"], of_largest=MLP)
     no_text = torch.zeros_like(text)  # the projection adds its bias: nothing may be left out
     prepared = net.prepare(no_text, latent_shape=tuple(stored["fwd.x"].use().shape[2:]), skip_no_text=True)
     assert None not in prepared.cross
@@ -115,7 +106,7 @@ def test_loss(golden: Golden) -> None:
         "scaled": loss,
     }
     for name, value in found.items():
-        compare_close(stored[f"loss.{name}"], value.reshape(stored[f"loss.{name}"].expected().shape), LOSS)
+        stored[f"loss.{name}"].compare(value.reshape(stored[f"loss.{name}"].expected().shape), of_largest=LOSS)
 
 
 def _denoise(file: ActionFile, guidance: float = 0.0, *texts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -133,19 +124,19 @@ def test_sampling(golden: Golden) -> None:
     stored, settings = file.tensors, file.settings
     sigma_max, guidance = settings["sigma_max"].use(), settings["guidance"].use()
     sigmas = karras_sigmas(settings["num_steps"].use(), settings["sigma_min"].use(), sigma_max, settings["order"].use())
-    compare_close(stored["smp.sigmas"], sigmas, LEVELS)
+    stored["smp.sigmas"].compare(sigmas, of_largest=LEVELS)
     noise = stored["smp.unit_noise"].use() * sigma_max
     steps: list[Any] = []
     final = sample(_denoise(file), noise, sigmas, "2ab", lambda i, step: steps.append(step))
-    compare_close(stored["smp.x0_preds"], torch.stack([step.x0_B_C_T_H_W for step in steps]), SAMPLING)
-    compare_close(stored["smp.traj"], torch.stack([step.x_next_B_C_T_H_W for step in steps]), SAMPLING)
-    compare_close(stored["smp.final"], final, SAMPLING)
+    stored["smp.x0_preds"].compare(torch.stack([step.x0_B_C_T_H_W for step in steps]), of_largest=SAMPLING)
+    stored["smp.traj"].compare(torch.stack([step.x_next_B_C_T_H_W for step in steps]), of_largest=SAMPLING)
+    stored["smp.final"].compare(final, of_largest=SAMPLING)
 
     no_text = torch.zeros_like(stored["fwd.text"].use())
     assert torch.equal(sample(_denoise(file, guidance, no_text, no_text), noise, sigmas), final)
     texts = (stored["fwd.text"].use(), stored["smp.neg_text"].use())
     guided = sample(_denoise(file, guidance, *texts), noise, sigmas)
-    compare_close(stored["smp.final_text_neg"], guided, SAMPLING)
+    stored["smp.final_text_neg"].compare(guided, of_largest=SAMPLING)
 
 
 CLOSE = 1e-5
@@ -174,15 +165,15 @@ def test_two_step_adams_bashforth(golden: Golden) -> None:
 
     for match in _groups(tensors, r"n(\d+)\."):
         sigmas = karras_sigmas(int(match[1]), sigma_min, sigma_max, order)
-        compare_close(tensors[f"{match[0]}sigmas"], sigmas, SAME_LEVELS)
+        tensors[f"{match[0]}sigmas"].compare(sigmas, of_largest=SAME_LEVELS)
         states: list[Tensor] = []
 
         def on_step(i: int, step: Step, states: list[Tensor] = states) -> None:
             states.append(step.x_next_B_C_T_H_W)
 
         final = sample(denoise, tensors[f"{match[0]}init"].use(), sigmas, "2ab", on_step)
-        compare_close(tensors[f"{match[0]}traj"], torch.stack(states), CLOSE)
-        compare_close(tensors[f"{match[0]}final_x0"], final, CLOSE)
+        tensors[f"{match[0]}traj"].compare(torch.stack(states), of_largest=CLOSE)
+        tensors[f"{match[0]}final_x0"].compare(final, of_largest=CLOSE)
 
 
 def test_unipc(golden: Golden) -> None:
@@ -190,7 +181,7 @@ def test_unipc(golden: Golden) -> None:
     for match in _groups(tensors, r"n(\d+)\.(shift|karras)([\d.]*\d)?\."):
         kind = cast(Literal["shift", "karras"], match[2])
         schedule = flow_sigmas(int(match[1]), kind, shift=float(match[3] or 1))
-        compare_close(tensors[f"{match[0]}sigmas"], schedule.sigmas, CLOSE)
+        tensors[f"{match[0]}sigmas"].compare(schedule.sigmas, of_largest=CLOSE)
         tensors[f"{match[0]}timesteps"].compare(schedule.timesteps)
         states: list[Tensor] = []
 
@@ -203,7 +194,7 @@ def test_unipc(golden: Golden) -> None:
             states.append(step.x_next_B_C_T_H_W)
 
         sample(denoise, tensors[f"{match[0]}init"].use(), schedule.sigmas, "unipc", on_step)
-        compare_close(tensors[f"{match[0]}traj"], torch.stack(states), CLOSE)
+        tensors[f"{match[0]}traj"].compare(torch.stack(states), of_largest=CLOSE)
 
 
 def test_shifted_training_times(golden: Golden) -> None:

@@ -22,13 +22,6 @@ AREA = "video2world"
 SAME_CDF = 0.01  # of draws: the share below a level
 
 
-def _tolerance(golden: Golden, kind: str) -> dict[str, float]:
-    """The keyword arguments of ``compare`` for a kind of value, as the folder states them."""
-    stated = golden.json("meta.json")["tolerances"][kind]
-    keywords = {"max_abs": "atol", "abs": "atol", "relative": "rtol"}
-    return {keywords[name]: stated[name].use() for name in stated}
-
-
 # tables.json ----------------------------------------------------------------------------------------------------------
 
 
@@ -42,13 +35,13 @@ def test_karras_levels(golden: Golden) -> None:
         num_steps, sigma_min, sigma_max, order = numbers.groups()
         tables[name].compare(
             karras_sigmas(int(num_steps), float(sigma_min), float(sigma_max), float(order)),
-            **_tolerance(golden, "coefficients"),
+            **golden.tolerance("coefficients"),
         )
 
 
 def test_decay_of_the_average(golden: Golden) -> None:
     rates = golden.json("tables.json")["power_ema"]
-    tolerance = _tolerance(golden, "coefficients")
+    tolerance = golden.tolerance("coefficients")
     assert len(rates)
     for rate in rates:
         rates[rate]["exponent"].compare(power_ema_exponent(float(rate)), **tolerance)
@@ -71,7 +64,7 @@ def test_training_levels_of_a_numpy_seed(golden: Golden) -> None:
         for name in stored:
             uniform = np.random.RandomState(table["numpy_seed"].use()).uniform(size=len(table[name]))
             sigma = draw_sigma(torch.from_numpy(uniform), factor=factor)
-            table[name].compare(sigma, **_tolerance(golden, "coefficients"))
+            table[name].compare(sigma, **golden.tolerance("coefficients"))
 
 
 def test_quantiles_of_training_levels(golden: Golden) -> None:
@@ -80,7 +73,7 @@ def test_quantiles_of_training_levels(golden: Golden) -> None:
     levels = torch.tensor([float(level) for level in quantiles], dtype=torch.float64)
     sigma = draw_sigma(levels, factor=table["state_t"].use() ** 0.5)
     for i, level in enumerate(quantiles):
-        quantiles[level].compare(sigma[i], **_tolerance(golden, "coefficients"))
+        quantiles[level].compare(sigma[i], **golden.tolerance("coefficients"))
 
 
 def test_distribution_with_high_levels(golden: Golden) -> None:
@@ -107,13 +100,13 @@ def test_distribution_with_high_levels(golden: Golden) -> None:
 
 def test_coefficients_and_weights(golden: Golden) -> None:
     tensors = golden.tensors("denoise_a.safetensors")
-    sigma, tolerance = tensors["sigma_B"].use(), _tolerance(golden, "coefficients")
+    sigma, tolerance = tensors["sigma_B"].use(), golden.tolerance("coefficients")
     scaling = rectified_flow_scaling(sigma)
     for name in ("c_skip", "c_out", "c_in", "c_noise"):
         tensors[f"scaling.{name}"].compare(getattr(scaling, name), **tolerance)
     tensors["scaling.loss_weight_uniform"].compare(rectified_flow_weight(sigma), **tolerance)
     sweep = tensors["scaling.sigma_sweep"].use()
-    tolerance = _tolerance(golden, "nonuniform_weights")
+    tolerance = golden.tolerance("nonuniform_weights")
     tensors["scaling.loss_weight_nonuniform"].compare(nonuniform_weight(sigma), **tolerance)
     tensors["scaling.nonuniform_sweep"].compare(nonuniform_weight(sweep), **tolerance)
 
@@ -123,7 +116,7 @@ def test_coefficients_and_weights(golden: Golden) -> None:
 
 def test_flow_tables(golden: Golden) -> None:
     file = golden.json("rf25.json")
-    tables, tolerance = file["tables"], _tolerance(golden, "coefficients")
+    tables, tolerance = file["tables"], golden.tolerance("coefficients")
     tables["shift"].compare(file["shift"].use())
     for name in tables:
         part = re.fullmatch(r"train_(timesteps|sigmas)_(first|last)(\d+)", name)
@@ -135,7 +128,7 @@ def test_flow_tables(golden: Golden) -> None:
     for kind in ("shift", "karras"):
         schedule = flow_sigmas(file["steps"].use(), kind, shift=file["shift"].use())  # type: ignore[arg-type]
         tables[f"{kind}_sigmas"].compare(schedule.sigmas, **tolerance)
-        tables[f"{kind}_timesteps"].compare(schedule.timesteps, **_tolerance(golden, "exact"))
+        tables[f"{kind}_timesteps"].compare(schedule.timesteps, **golden.tolerance("exact"))
 
 
 def test_flow_training_pairs(golden: Golden) -> None:
@@ -144,10 +137,10 @@ def test_flow_training_pairs(golden: Golden) -> None:
     num_timesteps = file["tables"]["n"].use()
     timesteps = rectified_flow.training_timesteps_from_table(tensors["u"].use(), file["shift"].use(), num_timesteps)
     t = timesteps / num_timesteps
-    tensors["timesteps"].compare(timesteps, **_tolerance(golden, "rf25_timesteps"))
-    tensors["sigmas"].compare(t, **_tolerance(golden, "coefficients"))
-    tensors["xt"].compare(rectified_flow.interpolate(x0, epsilon, t), **_tolerance(golden, "xt"))
-    tensors["vt"].compare(rectified_flow.velocity(x0, epsilon), **_tolerance(golden, "exact"))
+    tensors["timesteps"].compare(timesteps, **golden.tolerance("rf25_timesteps"))
+    tensors["sigmas"].compare(t, **golden.tolerance("coefficients"))
+    tensors["xt"].compare(rectified_flow.interpolate(x0, epsilon, t), **golden.tolerance("xt"))
+    tensors["vt"].compare(rectified_flow.velocity(x0, epsilon), **golden.tolerance("exact"))
 
 
 def test_unipc_trajectories(golden: Golden) -> None:
@@ -164,7 +157,7 @@ def test_unipc_trajectories(golden: Golden) -> None:
 
         def on_step(i: int, step: Step, kind: str = kind, seen: set[str] = seen) -> None:
             name = f"{kind}.step{i}"
-            tensors[name].compare(step.x_next_B_C_T_H_W, **_tolerance(golden, "unipc"))
+            tensors[name].compare(step.x_next_B_C_T_H_W, **golden.tolerance("unipc"))
             seen.add(name)
 
         sample(denoise, tensors[f"{kind}.x_init"].use(), schedule.sigmas, "unipc", on_step)
@@ -182,7 +175,7 @@ def test_average_of_a_sequence_of_weights(golden: Golden) -> None:
         if average is None:
             average = PowerEMA(modules.at("ema_init.weight"), golden.json("meta.json")["ema_trajectory"]["rate"].use())
         average.update(module, k)
-        tensors[f"it{k}.ema"].compare(average.shadows["weight"], **_tolerance(golden, "ema"))
+        tensors[f"it{k}.ema"].compare(average.shadows["weight"], **golden.tolerance("ema"))
     assert average is not None
 
 

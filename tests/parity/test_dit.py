@@ -3,21 +3,19 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.layers import RotaryPositions, Timesteps
 from cosmos_predict2.released import NETWORKS
 from tests.goldens import Golden, Value
+from tests.parity.networks import network, outputs_of
 
 AREA = "video2world"
-CLASSES = {"v2w": Video2WorldDiT, "t2i": DiT}
 TIMES = {"shared_t.": "timesteps_B_1", "per_frame_t.": "timesteps_B_T", "": "timesteps_B_1"}  # by the entry's prefix
 INPUTS = ("x", "crossattn_emb", "condition_mask", "padding_mask", "fps")
 AXES = ("t", "h", "w")
@@ -47,23 +45,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_names_shapes_and_number_of_parameters(dit: str, golden: Golden) -> None:
-    net = _build(golden, dit)
+    net = network(golden, dit)
     weights = golden.tensors(f"{dit}.weights.safetensors")
     expected = {name.removeprefix("net."): weights[name].use() for name in weights}
     found = net.state_dict()
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == {
         name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()
     }
-    for name in expected:
-        if name.startswith("pos_embedder."):
-            weights[f"net.{name}"].compare(found[name], atol=_bound(golden, "rope_fp32"))
     meta = golden.json("meta.json")[dit]
     if "params" in meta:
         meta["params"].compare(sum(p.numel() for p in net.parameters()))
 
 
 def test_outputs_and_what_lies_between(dit: str, golden: Golden) -> None:
-    net = _load(golden, dit)
+    net = network(golden, dit)
     file = golden.tensors(f"{dit}.forward.safetensors")
     inputs = {name: file[name].use() for name in file if name in INPUTS or name.startswith("timesteps_B_")}
     calls: dict[str, list[str]] = {}
@@ -88,7 +83,7 @@ def test_outputs_and_what_lies_between(dit: str, golden: Golden) -> None:
                 kind = "rope_fp32"
             # extra_pos_emb is the same for every sample, and stored for each
             actual = found[key].expand_as(file[name].use()) if key == "extra_pos_emb" else found[key]
-            file[name].compare(actual, atol=_bound(golden, kind))
+            file[name].compare(actual, **golden.tolerance(kind))
 
 
 @pytest.mark.parametrize("rope_precision", ["module", "float32"])
@@ -123,7 +118,7 @@ def _net_and_inputs(golden: Golden, half: str, device: torch.device, dtype: torc
     names = [name for name in given if name in INPUTS or name.startswith("timesteps_B_")]
     inputs = {name: given[name].use().to(device) for name in names}
     inputs = {name: x if name == "fps" else x.to(dtype) for name, x in inputs.items()}
-    return _load(golden, dit, **options).to(device, dtype), inputs
+    return network(golden, dit, **options).to(device, dtype), inputs
 
 
 def _errors_on(golden: Golden, half: str, device: torch.device, dtype: torch.dtype, **options: Any) -> dict[str, float]:
@@ -168,7 +163,7 @@ def test_rotary_tables(table: str, golden: Golden) -> None:
         size = tuple(file[f"{kind}.{axis}"].use().shape[0] for axis in AXES)
         for axis, angles in zip(AXES, positions.axis_angles(size, fps)):
             if kind == "fp32":
-                file[f"{kind}.{axis}"].compare(angles, atol=_bound(golden, "rope_fp32"))
+                file[f"{kind}.{axis}"].compare(angles, **golden.tolerance("rope_fp32"))
             else:
                 _compare_rounded(golden, file[f"{kind}.{axis}"], angles)
 
@@ -179,7 +174,7 @@ def test_sinusoids(table: str, golden: Golden) -> None:
         if match := re.fullmatch(r"timesteps_sinusoid_(fp32|bf16)_dim(\d+)", name):
             timesteps, features = file["timesteps_in"].use(), Timesteps(int(match[2]))
             if match[1] == "fp32":
-                file[name].compare(features(timesteps), atol=_bound(golden, "network_fp32"))
+                file[name].compare(features(timesteps), **golden.tolerance("network_fp32"))
             else:
                 _compare_rounded(golden, file[name], features(timesteps.to(torch.bfloat16)).float())
 
@@ -202,65 +197,25 @@ def test_manifest(manifest: str, golden: Golden) -> None:
 # ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _build(golden: Golden, dit: str, **options: Any) -> DiT:
-    meta = golden.json("meta.json")[dit]
-    return CLASSES[meta["cls"].use()](**{**meta["cfg"].use(), **options})
-
-
-def _load(golden: Golden, dit: str, **options: Any) -> DiT:
-    net = _build(golden, dit, **options)
-    weights = golden.tensors(f"{dit}.weights.safetensors")
-    net.load_state_dict({name.removeprefix("net."): weights[name].use() for name in weights})
-    return net.eval()
-
-
 @torch.no_grad()
 def _call(net: DiT, inputs: dict[str, Tensor], timesteps: str, is_image: bool) -> dict[str, Tensor]:
     """The output as ``out``, and by its golden name whatever a part of the network gave on the way."""
-    with _recorded(net) as found:
-        out = net(
-            inputs["x"],
-            inputs[timesteps],
-            inputs["crossattn_emb"],
-            condition_mask_B_1_T_H_W=inputs["condition_mask"],
-            padding_mask_B_1_H_W=inputs["padding_mask"],
-            fps_B=inputs["fps"],
-            is_image=is_image,
-        )
+    outputs = outputs_of(net)
+    out = net(
+        inputs["x"],
+        inputs[timesteps],
+        inputs["crossattn_emb"],
+        condition_mask_B_1_T_H_W=inputs["condition_mask"],
+        padding_mask_B_1_H_W=inputs["padding_mask"],
+        fps_B=inputs["fps"],
+        is_image=is_image,
+    )
+    found = {re.sub(r"^blocks\.(\d+)", r"block\1", name): output for name, output in outputs.items()}
+    found["rope_angles"] = torch.cat(2 * [found["pos_embedder"]], dim=-1)[:, None, None]
+    found["timesteps_sinusoid"] = found["t_embedder.0"]
+    found["t_embedder.0"], found["t_embedder.1"] = found["t_embedder"]
+    found["extra_pos_emb"] = found.get("extra_pos_embedder")
     return {**found, "out": out}
-
-
-@contextmanager
-def _recorded(net: nn.Module) -> Iterator[dict[str, Any]]:
-    """What each module gives, under the names that the goldens use."""
-    found: dict[str, Any] = {}
-
-    def record(name: str, output: Any) -> None:
-        if name == "pos_embedder":
-            found["rope_angles"] = torch.cat([output, output], dim=-1)[:, None, None]
-        elif name == "t_embedder.0":
-            found["timesteps_sinusoid"] = output
-        elif name == "t_embedder":
-            found["t_embedder.0"], found["t_embedder.1"] = output
-        elif name == "extra_pos_embedder":
-            found["extra_pos_emb"] = output
-        elif name != "t_embedder.1":
-            found[re.sub(r"^blocks\.(\d+)", r"block\1", name)] = output
-
-    handles = [
-        module.register_forward_hook(lambda module, inputs, output, name=name: record(name, output))
-        for name, module in net.named_modules()
-        if name
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _bound(golden: Golden, kind: str) -> float:
-    return float(golden.json("meta.json")["tolerances"][kind]["max_abs"].use())
 
 
 def _compare_rounded(golden: Golden, value: Value, actual: Tensor) -> None:

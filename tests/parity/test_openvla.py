@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenVLA-OFT: its codec, its pictures, its network and the losses of its training, against golden values."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -25,13 +23,6 @@ AREA = "vla"
 STATISTICS, TINY = "openvla_stats.json", "openvla_oft_tiny_{}"
 EXACT, LOG_PROBS, LOSSES = dict(atol=1e-12), dict(atol=1e-5), dict(atol=1e-6)
 FEATURES, LOGITS = 5e-6, 5e-5  # of the largest
-
-
-def _compare_of_largest(value: Any, actual: Tensor, tolerance: float) -> None:
-    expected = value.expected()
-    assert actual.shape == expected.shape and actual.isfinite().all(), value.entry
-    away = (actual.double() - expected.double()).abs().max() / expected.double().abs().max()
-    assert away <= tolerance, f"{value.entry}: {away:.3g} of the largest"
 
 
 def test_codec(golden: Golden) -> None:
@@ -96,13 +87,13 @@ def test_tiny_oft(golden: Golden) -> None:
     with torch.no_grad():
         pixels = io["pixel_values"].use()
         patches = model.vision_backbone(pixels)
-        _compare_of_largest(io["vision_patches"], patches, FEATURES)
-        _compare_of_largest(io["projected"], model.projector(patches), FEATURES)
+        io["vision_patches"].compare(patches, of_largest=FEATURES)
+        io["projected"].compare(model.projector(patches), of_largest=FEATURES)
         for before in ("", "padded_"):
             prompt, length = _to_the_left(io[f"{before}input_ids"].use(), io[f"{before}attention_mask"].use(), sizes)
             logits = model.parallel_logits(model.seen(pixels, proprio), prompt, length, shape[0] * shape[1])
             if not before:
-                _compare_of_largest(io["action_logits"], logits, LOGITS)
+                io["action_logits"].compare(logits, of_largest=LOGITS)
             ids = logits[..., codec.ids].argmax(dim=-1) + codec.ids.start
             io[f"{before}greedy_ids"].compare(ids)
             actions = statistics.unnormalized(codec.decode(ids).unflatten(1, shape))

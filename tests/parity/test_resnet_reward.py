@@ -11,7 +11,6 @@ from cosmos_predict2.rl.rewards import resnet
 from cosmos_predict2.rl.rewards.resnet import WIDTHS, ResnetReward, SuccessClassifier
 from imaginaire.checkpoint import weights
 from tests.goldens import Golden
-from tests.parity.action_files import compare_close
 
 AREA = "action"
 FILE = "resnet_reward.safetensors"
@@ -42,8 +41,8 @@ def test_resnet_reward_at_full_size(golden: Golden) -> None:
     count = math.prod(FULL_PICTURES)
     images = torch.sin(config["freq"].use() * torch.arange(count, dtype=torch.float64)).float().reshape(FULL_PICTURES)
     with torch.no_grad():
-        compare_close(tensors["full.pooled512"], model.net[:7](images), FULL)
-        compare_close(tensors["full.prob"], model(images), FULL)
+        tensors["full.pooled512"].compare(model.net[:7](images), of_largest=FULL)
+        tensors["full.prob"].compare(model(images), of_largest=FULL)
 
 
 def _fill(state: dict[str, Tensor]) -> None:

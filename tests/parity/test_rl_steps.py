@@ -27,21 +27,13 @@ from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from tests.goldens import Golden, Value
 
 AREA = "rl"
-STEP = dict(rtol=2e-5, atol=2e-5)
-LOSS = dict(rtol=1e-4, atol=0.0)
-GRADIENT = dict(rtol=1e-4, atol=0.0)
-STEP_GRADIENT = dict(rtol=1e-3, atol=1e-7)
+STEP = dict(of_largest=2e-5, atol=2e-5)
+LOSS = GRADIENT = dict(of_largest=1e-4)
+STEP_GRADIENT = dict(of_largest=1e-3, atol=1e-7)
 SIGMA_CONDITIONAL = 1e-4
 LOSS_SCALE = 10.0
 LARGEST_ADVANTAGE = 5.0
 CHAIN_SOLVERS = ("2ab", "1euler")
-
-
-def compare(value: Value, actual: Tensor, *, rtol: float, atol: float) -> None:
-    """Within ``atol`` and ``rtol`` times the largest expected value."""
-    wanted = value.expected()
-    largest = float(wanted.abs().max()) if wanted.numel() else 0.0
-    value.compare(actual.reshape(wanted.shape), atol=atol + rtol * largest)
 
 
 def _prefixes(tensors: Value) -> list[str]:
@@ -77,33 +69,34 @@ def test_flow_steps_with_their_probabilities_and_gradients(golden: Golden, kind:
     for prefix in _prefixes(tensors):
         times, index = _times(tensors, prefix), tensors[f"{prefix}/index"].use().tolist()
         y, v, noise = (tensors[f"{prefix}/{name}"].use() for name in ("x", "v", "noise"))
+        per_sample = (-1, *[1] * (y.ndim - 1))
         mean, steps = _each(kind, times, index, amount, y, v)
         of = lambda name, prefix=prefix: tensors[f"{prefix}/{kind}/{name}"]  # noqa: E731
-        compare(of("mean"), mean, **STEP)
+        of("mean").compare(mean, **STEP)
         drawn = torch.cat([step.draw(noise[b : b + 1]) for b, step in enumerate(steps)])
-        compare(of("prev"), drawn, **STEP)
+        of("prev").compare(drawn, **STEP)
         steps_of_time = torch.tensor([times[k] - times[k + 1] for k in index])
-        compare(of("sqrt_dt"), steps_of_time.sqrt(), **STEP)
+        of("sqrt_dt").compare(steps_of_time.sqrt().reshape(per_sample), **STEP)
         coefficient = sde_coefficient if kind == "sde" else lambda times, k, a: flow_std("cps", times, k, a)
         spread = torch.tensor([coefficient(times, k, amount) for k in index])
-        compare(of("std_dev_t"), spread, **STEP)
+        of("std_dev_t").compare(spread.reshape(per_sample), **STEP)
         prev = of("prev").expected()
         log_prob = torch.cat([LOG_PROBS[kind](step, prev[b : b + 1]) for b, step in enumerate(steps)])
         of("log_prob").compare(log_prob, atol=1e-4)
 
         v_new = of("v_new").use().clone().requires_grad_()
         mean_new, steps_new = _each(kind, times, index, amount, y, v_new)
-        compare(of("mean_new"), mean_new, **STEP)
+        of("mean_new").compare(mean_new, **STEP)
         log_prob_new = torch.cat([LOG_PROBS[kind](step, prev[b : b + 1]) for b, step in enumerate(steps_new)])
         of("log_prob_new").compare(log_prob_new, atol=1e-4)
         (gradient,) = torch.autograd.grad(log_prob_new.sum(), v_new)
-        compare(of("grad_v_new"), gradient, **GRADIENT)
+        of("grad_v_new").compare(gradient, **GRADIENT)
 
         drift = objectives.mean_drift(mean_new, mean)
-        compare(of("kl_sd3"), objectives.gaussian_kl(drift, spread).mean(), **LOSS)
+        of("kl_sd3").compare(objectives.gaussian_kl(drift, spread).mean(), **LOSS)
         if kind == "sde":
             stds = torch.tensor([step.std for step in steps])
-            compare(of("kl_true"), objectives.gaussian_kl(drift, stds).mean(), **LOSS)
+            of("kl_true").compare(objectives.gaussian_kl(drift, stds).mean(), **LOSS)
 
 
 @pytest.mark.parametrize("kind", ["dance", "ddim"])
@@ -115,14 +108,14 @@ def test_steps_with_constant_noise(golden: Golden, kind: str) -> None:
         y, v, noise = (tensors[f"{prefix}/{name}"].use() for name in ("x", "v", "noise"))
         x0 = y - times[k] * v
         step = flow_step(kind, times, k, eta, y, x0)
-        compare(tensors[f"{prefix}/{kind}/mean"], step.mean_B_C_T_H_W, **STEP)
-        compare(tensors[f"{prefix}/{kind}/prev"], step.draw(noise), **STEP)
+        tensors[f"{prefix}/{kind}/mean"].compare(step.mean_B_C_T_H_W, **STEP)
+        tensors[f"{prefix}/{kind}/prev"].compare(step.draw(noise), **STEP)
         if kind == "dance":
-            compare(tensors[f"{prefix}/dance/x0"], x0, **STEP)
+            tensors[f"{prefix}/dance/x0"].compare(x0, **STEP)
             prev = tensors[f"{prefix}/dance/prev"].expected()
             tensors[f"{prefix}/dance/log_prob"].compare(step.log_prob(prev), atol=1e-4)
         else:
-            compare(tensors[f"{prefix}/ddim/std"], torch.tensor(step.std), **STEP)
+            tensors[f"{prefix}/ddim/std"].compare(torch.tensor([step.std]), **STEP)
 
 
 def test_the_schedule_of_these_steps(golden: Golden) -> None:
@@ -261,7 +254,7 @@ def _mean(case: Case, k: int, weights: tuple[Tensor, Tensor]) -> tuple[Normal, T
 
 def _compare_reference(case: Case, k: int) -> None:
     case[f"step{k}/sample"].compare(case["traj_x"].expected()[k + 1])
-    compare(case[f"step{k}/mu_ref"], _mean(case, k, case.weights("_ref"))[0].mean_B_C_T_H_W, **LOSS)
+    case[f"step{k}/mu_ref"].compare(_mean(case, k, case.weights("_ref"))[0].mean_B_C_T_H_W, **LOSS)
 
 
 def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], advantage_B: Tensor) -> None:
@@ -272,7 +265,7 @@ def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], adva
 
     W, b = (w.clone().requires_grad_() for w in case.weights("" if option.get("same") else "_new"))
     step, _ = _mean(case, k, (W, b))
-    compare(of("mu_new"), step.mean_B_C_T_H_W, **LOSS)
+    of("mu_new").compare(step.mean_B_C_T_H_W, **LOSS)
     of("std").compare(step.std, rtol=1e-4)
     states, x0s = case["traj_x"].expected(), case["traj_x0"].expected()
     x, x_next, mean_old = (value.double() for value in (states[k], states[k + 1], case["traj_mu"].expected()[k]))
@@ -299,10 +292,10 @@ def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], adva
     of("ratio").compare(objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio).ratio_B, rtol=1e-4, atol=1e-4)
     of("policy_loss").compare(found["policy_loss"], rtol=1e-4, atol=1e-6)
     for key in ("kl_loss", "data_loss"):
-        compare(of(key), found.get(key, torch.zeros(())), **LOSS)
+        of(key).compare(found.get(key, torch.zeros(())), **LOSS)
     of("total_scaled").compare(total, rtol=1e-4, atol=1e-5)
     for key, gradient in zip(("grad_W", "grad_b"), torch.autograd.grad(total, (W, b)), strict=True):
-        compare(of(key), gradient, **STEP_GRADIENT)
+        of(key).compare(gradient, **STEP_GRADIENT)
 
 
 def _losses(case: Case, rl: RLConfig, weights: tuple[Tensor, Tensor]) -> Losses:

@@ -32,31 +32,10 @@ from imaginaire.optim import lora
 from tests.goldens import Golden, Value
 from tests.models.parts import NET as TINY
 from tests.models.parts import PooledPixels
+from tests.parity.networks import network, with_weights
 
 AREA = "video2world"
-CLASSES = {"v2w": Video2WorldDiT, "t2i": DiT}
 LEVELS = SolverConfig()
-
-
-def network(golden: Golden, name: str = "dit_a") -> DiT:
-    meta = golden.json("meta.json")[name]
-    net = CLASSES[meta["cls"].use()](**meta["cfg"].use())
-    _load(net, golden.tensors(f"{name}.weights.safetensors"), bounds(golden, "rope_fp32"))
-    return net.eval()
-
-
-def _load(net: DiT, stored: Value, close_positions: dict[str, float]) -> None:
-    """Load a file of which every name is the network's; the buffers of positions are functions of the config."""
-    assert all(name.startswith("net.") for name in stored), [name for name in stored if not name.startswith("net.")]
-    for name, value in net.pos_embedder.named_buffers():
-        stored[f"net.pos_embedder.{name}"].compare(value, **close_positions)
-    weights.load_into(net.state_dict(), weights.renamed(stored.use(), lambda name: name.removeprefix("net."))).require()
-
-
-def bounds(golden: Golden, what: str) -> dict[str, float]:
-    """The folder's tolerance as arguments of ``compare``."""
-    given = golden.json("meta.json")["tolerances"][what].use()
-    return dict(atol=given.get("max_abs", 0.0), rtol=given.get("relative", 0.0))
 
 
 def condition_of(tensors: Value, **values: Any) -> Condition:
@@ -74,7 +53,7 @@ def condition_of(tensors: Value, **values: Any) -> Condition:
 
 def test_denoising(golden: Golden) -> None:
     stored = golden.tensors("denoise_a.safetensors")
-    denoise, close = Denoiser(network(golden), Video2WorldPipelineConfig()), bounds(golden, "denoise")
+    denoise, close = Denoiser(network(golden), Video2WorldPipelineConfig()), golden.tolerance("denoise")
     x0, epsilon = stored["x0"].use(), stored["epsilon"].use()
     sigma_B, sigma_B_T = stored["sigma_B"].use(), stored["sigma_B_T"].use()
     video = condition_of(
@@ -114,29 +93,25 @@ def test_loss_and_gradients(golden: Golden) -> None:
     arguments = (x0, stored["epsilon"].use(), stored["sigma_B_1"].use(), condition)
     model = training_model(golden, loss_reduce="mean", loss_scale=10.0)
     output, loss = model.loss(*arguments)
-    stored["xt"].compare(output["xt"], **bounds(golden, "xt"))
-    stored["x0_pred"].compare(output["x0_pred"], **bounds(golden, "denoise"))
-    stored["weights_per_sigma"].compare(output["weights_per_sigma"], **bounds(golden, "coefficients"))
+    stored["xt"].compare(output["xt"], **golden.tolerance("xt"))
+    stored["x0_pred"].compare(output["x0_pred"], **golden.tolerance("denoise"))
+    stored["weights_per_sigma"].compare(output["weights_per_sigma"], **golden.tolerance("coefficients"))
     for name in ("mse_loss", "edm_loss", "edm_loss_per_frame"):
         # Given frames have an error of 0, which no relative bound describes.
-        stored[name].compare(output[name], **bounds(golden, "loss") | dict(atol=1e-12))
-    stored["loss_reduce_mean_scale10"].compare(loss, **bounds(golden, "loss"))
+        stored[name].compare(output[name], **golden.tolerance("loss") | dict(atol=1e-12))
+    stored["loss_reduce_mean_scale10"].compare(loss, **golden.tolerance("loss"))
     _, summed = training_model(golden, loss_reduce="sum", loss_scale=10.0).loss(*arguments)
-    stored["loss_reduce_sum_scale10"].compare(summed, **bounds(golden, "loss"))
+    stored["loss_reduce_sum_scale10"].compare(summed, **golden.tolerance("loss"))
 
     loss.backward()
     gradients = {name: p.grad for name, p in model.net.named_parameters()}
-    given = golden.json("meta.json")["tolerances"]["grad"].use()
     compared = [name.removeprefix("grad.") for name in stored if name.startswith("grad.")]
     assert set(compared) == {name for name, p in model.net.named_parameters() if p.numel() <= 4096}
     for name in compared:
-        expected: Tensor = stored[f"grad.{name}"].expected()
-        bound = given["of_max"] * float(expected.abs().max()) + given["abs"]
-        assert gradients[name] is not None
-        assert float((gradients[name] - expected).abs().max()) <= bound, name
+        stored[f"grad.{name}"].compare(gradients[name], **golden.tolerance("grad"))
     norms = {name: float(g.norm()) for name, g in gradients.items() if g is not None}
     norms["__total__"] = float(torch.tensor(list(norms.values())).double().norm())
-    golden.json("train_a.grad_norms.json").compare(norms, **bounds(golden, "grad_norm") | dict(atol=1e-12))
+    golden.json("train_a.grad_norms.json").compare(norms, **golden.tolerance("grad_norm") | dict(atol=1e-12))
 
 
 # --- sampling
@@ -153,7 +128,7 @@ def guided(golden: Golden, stored: Value, unconditional_text: Tensor) -> tuple[A
     options = SamplingOptions(guidance=settings["guidance"].use())
     denoise = world.guided(Denoiser.__call__, condition, other, options)
     noise = initial_noise(tuple(gt.shape), settings["seed"].use()) * LEVELS.t_max
-    stored["x_sigma_max"].compare(noise, **bounds(golden, "exact"))
+    stored["x_sigma_max"].compare(noise, **golden.tolerance("exact"))
     return denoise, noise
 
 
@@ -167,7 +142,7 @@ def test_guided_sampling(golden: Golden, kind: str) -> None:
         batch[NEGATIVE_TEXT_KEY] = stored["neg_crossattn_emb"].use()
     _, unconditional = Conditioner().guidance_pair(batch)
     denoise, noise = guided(golden, stored, unconditional.crossattn_emb_B_S_E)
-    close = bounds(golden, "sampler")
+    close = golden.tolerance("sampler")
     steps = golden.json("meta.json")["sampler_a"]["steps"].use()
 
     def on_step(i: int, step: Any) -> None:
@@ -191,7 +166,7 @@ def test_general_sampler(golden: Golden) -> None:
         sigmas = karras_sigmas(steps, LEVELS.t_min, LEVELS.t_max, LEVELS.order)
         solver = "2ab_float64" if name == "2ab" else name
         found = sample(denoise, noise, sigmas, solver)
-        stored[f"res_sampler.{name}.final"].compare(found, **bounds(golden, "sampler"))
+        stored[f"res_sampler.{name}.final"].compare(found, **golden.tolerance("sampler"))
 
 
 # --- conditioner
@@ -201,7 +176,7 @@ def test_conditioner(golden: Golden) -> None:
     stored, settings = golden.tensors("conditioner.safetensors"), golden.json("meta.json")["conditioner"]
     text_dropout = DropoutConfig(dropout_rate=settings["text_dropout"].use())
     conditioner = Conditioner(ConditionerConfig(text=text_dropout))
-    text, exact = stored["in.t5_text_embeddings"].use(), bounds(golden, "exact")
+    text, exact = stored["in.t5_text_embeddings"].use(), golden.tolerance("exact")
     size = text.shape[0]
     batch = {TEXT_KEY: text, "fps": torch.full((size,), 16), "padding_mask": torch.zeros(size, 1, 8, 8)}
 
@@ -248,7 +223,7 @@ def test_lora(golden: Golden) -> None:
     targets = {f"net.{name}": value for name, value in lora.adapter_state(net).items()}
     weights.load_into(targets, factors).require()
 
-    inputs, close = golden.tensors("dit_a.forward.safetensors"), bounds(golden, "denoise")
+    inputs, close = golden.tensors("dit_a.forward.safetensors"), golden.tolerance("denoise")
 
     def output() -> Tensor:
         result: Tensor = net(
@@ -274,8 +249,7 @@ def velocity_network(golden: Golden) -> DiT:
     projects = cfg.pop("use_crossattn_projection", None)  # repeats the two widths
     net = Video2WorldDiT(**cfg)
     assert projects is None or projects == (net.crossattn_proj is not None)
-    _load(net, golden.tensors("rf25.weights.safetensors"), bounds(golden, "rope_fp32"))
-    return net.eval()
+    return with_weights(net, golden, "rf25.weights.safetensors")
 
 
 @torch.no_grad()
@@ -293,9 +267,9 @@ def test_velocity_with_frames_replaced(golden: Golden) -> None:
         model = velocity_model(net, FlowConfig(timestep_scale=scale, **flow))
         output, loss = model.loss(x0[:size], epsilon[:size], sigma_B_1[:size], condition)
         torch.testing.assert_close(output["xt"], xt[:size], rtol=1e-5, atol=1e-5)
-        stored[f"{case}.velocity"].compare(output["velocity"], **bounds(golden, "denoise"))
-        stored[f"{case}.per_instance_mse"].compare(output["edm_loss_per_frame"].mean(dim=1), **bounds(golden, "loss"))
-        stored[f"{case}.loss"].compare(loss, **bounds(golden, "loss"))
+        stored[f"{case}.velocity"].compare(output["velocity"], **golden.tolerance("denoise"))
+        stored[f"{case}.per_instance_mse"].compare(output["edm_loss_per_frame"].mean(dim=1), **golden.tolerance("loss"))
+        stored[f"{case}.loss"].compare(loss, **golden.tolerance("loss"))
 
     compare("default", len(x0), condition)
     first = replace(

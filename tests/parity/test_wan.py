@@ -2,15 +2,14 @@
 """Wan2.1 against golden values: network, gradients, samplers, the condition of image to video, adapters, names."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_predict2.checkpoints import apply_lora, load_dit, wan_names
 from cosmos_predict2.conditioner import Condition, image_channels
@@ -23,13 +22,13 @@ from cosmos_predict2.nn.layers import RotaryPositions, Timesteps
 from cosmos_predict2.nn.wan_dit import WanBlock, WanDiT
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.objectives import Flow
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from tests.goldens import Golden, Value
 from tests.models.parts import PooledPixels
+from tests.parity.networks import noted_velocities, outputs_of
 
 AREA = "wan"
 KINDS = {"unipc": ("diffusers", "unipc"), "unipc_original": ("shift", "unipc"), "euler": ("even", "flow_euler")}
@@ -83,39 +82,41 @@ def test_outputs_and_what_lies_between(net: str, golden: Golden) -> None:
     built, file = _load(golden, net), golden.tensors(f"{net}.forward.safetensors")
     _check_inputs(golden, net, file)
     inputs = _inputs(file)
-    with _recorded(built) as found, torch.no_grad():
+    outputs = outputs_of(built)
+    with torch.no_grad():
         out = built(**inputs)
-    file["original.out"].compare(out, atol=_bound(golden, "network"))
+    found = _found(outputs)
+    file["original.out"].compare(out, **golden.tolerance("network"))
     for name in file:
         if (key := name.removeprefix("scalar_t.")) == name:
             continue
         if key == "out":
-            file[name].compare(out, atol=_bound(golden, "network_one_form"))
+            file[name].compare(out, **golden.tolerance("network_one_form"))
             continue
         actual = found[key][:, : file[name].use().shape[1]] if key == "text_embedding" else found[key]
-        file[name].compare(actual, atol=_bound(golden, "sinusoid" if key == "sinusoid" else "intermediate"))
+        file[name].compare(actual, **golden.tolerance("sinusoid" if key == "sinusoid" else "intermediate"))
 
 
 @torch.no_grad()
 def test_other_calls(net: str, golden: Golden) -> None:
     """A time for each latent frame; values prepared once; and texts that are cut, which are other texts."""
     built, file = _load(golden, net), golden.tensors(f"{net}.forward.safetensors")
-    inputs, bound = _inputs(file), _bound(golden, "network_one_form")
+    inputs, close = _inputs(file), golden.tolerance("network_one_form")
     times = file["timestep_per_frame"].use()
     size = [length // 2 for length in file["latents"].use().shape[-2:]]
     file["timestep_per_token"].compare(times.repeat_interleave(size[0] * size[1], dim=1))
-    file["per_token_t.out"].compare(built(**{**inputs, "timesteps_B_T": times}), atol=bound)
+    file["per_token_t.out"].compare(built(**{**inputs, "timesteps_B_T": times}), **close)
     text, images = inputs["crossattn_emb_B_S_E"], {k: v for k, v in inputs.items() if k == "image_B_S_E"}
     prepared = built.prepare(text, latent_shape=tuple(inputs["x_B_C_T_H_W"].shape[2:]), **images)
     again = built(inputs["x_B_C_T_H_W"], inputs["timesteps_B_T"], None, prepared=prepared)
-    file["original.out"].compare(again, atol=_bound(golden, "network"))
+    file["original.out"].compare(again, **golden.tolerance("network"))
     if "unpadded_text.out" in file:
         cut = []
         for i, length in enumerate(file["text_lens"].use().tolist()):
             sample = {key: value[i : i + 1] for key, value in inputs.items()}
             cut.append(built(**{**sample, "crossattn_emb_B_S_E": text[i : i + 1, :length]}))
-        file["unpadded_text.out"].compare(torch.cat(cut), atol=bound)
-        assert float((torch.cat(cut) - file["original.out"].expected()).abs().max()) > 100 * bound
+        file["unpadded_text.out"].compare(torch.cat(cut), **close)
+        assert float((torch.cat(cut) - file["original.out"].expected()).abs().max()) > 100 * close["atol"]
 
 
 @torch.no_grad()
@@ -134,7 +135,7 @@ def test_rotary_tables_and_norms(net: str, golden: Golden) -> None:
     t, h, w = file["latents"].use().shape[2:]
     (cos, sin), _ = built._positions((t, h // 2, w // 2), None)
     for name, table in {"rope_cos": cos, "rope_sin": sin}.items():  # each value twice there
-        file[name].compare(table.repeat_interleave(2, dim=1)[None, :, None], atol=_bound(golden, "rope"))
+        file[name].compare(table.repeat_interleave(2, dim=1)[None, :, None], **golden.tolerance("rope"))
     block = built.blocks[0]
     assert isinstance(block, WanBlock)
 
@@ -150,7 +151,7 @@ def test_rotary_tables_and_norms(net: str, golden: Golden) -> None:
     for name in file:
         if name.startswith("probe.") and not name.endswith("in"):
             x = file["probe.image_in" if name.endswith("image_norm1") else "probe.in"].use()
-            file[name].compare(norms[name.removeprefix("probe.")](x), atol=_bound(golden, "probe"))
+            file[name].compare(norms[name.removeprefix("probe.")](x), **golden.tolerance("probe"))
 
 
 def test_loss_and_gradients(trained: str, golden: Golden) -> None:
@@ -165,25 +166,23 @@ def test_loss_and_gradients(trained: str, golden: Golden) -> None:
     condition = _condition(golden.tensors(f"{trained}.forward.safetensors"), x0)
     output, loss = model.loss(x0, file["noise"].use(), noise_level(sigma_B.double())[:, None].float(), condition)
     loss.backward()
-    file["xt"].compare(output["xt"], atol=_bound(golden, "xt"))
+    file["xt"].compare(output["xt"], **golden.tolerance("xt"))
     file["target"].compare(output["target"])
-    file["prediction"].compare(output["velocity"], atol=_bound(golden, "network_one_form"))
+    file["prediction"].compare(output["velocity"], **golden.tolerance("network_one_form"))
     per_sample = output["edm_loss_per_frame"].mean(dim=1)
-    file["per_sample_mse"].compare(per_sample, atol=_bound(golden, "network_one_form"))
-    file["loss"].compare(loss, rtol=meta["tolerances"]["loss"]["relative"].use())
+    file["per_sample_mse"].compare(per_sample, **golden.tolerance("network_one_form"))
+    file["loss"].compare(loss, **golden.tolerance("loss"))
 
-    norms, tolerance = golden.json(f"{trained}.train.grad_norms.json"), meta["tolerances"]["grad"]
-    of_norm = meta["tolerances"]["grad_norm"]["relative"].use()
+    norms = golden.json(f"{trained}.train.grad_norms.json")
     grads = {str(wan_names.to_diffusers_name(n)): p.grad for n, p in model.net.named_parameters()}
     assert {f"grad.{name}" for name in grads} >= {name for name in file if name.startswith("grad.")}
     assert set(grads) == {name for name in norms if name != "__total__"}
     for name, grad in grads.items():
         assert grad is not None
-        norms[name].compare(grad.norm(), rtol=of_norm)
+        norms[name].compare(grad.norm(), **golden.tolerance("grad_norm"))
         if f"grad.{name}" in file:
-            bound = tolerance["of_max"].use() * float(grad.abs().max()) + tolerance["abs"].use()
-            file[f"grad.{name}"].compare(grad, atol=bound)
-    norms["__total__"].compare(model.clip_grad_norm_(1e9), rtol=of_norm)
+            file[f"grad.{name}"].compare(grad, **golden.tolerance("grad"))
+    norms["__total__"].compare(model.clip_grad_norm_(1e9), **golden.tolerance("grad_norm"))
 
 
 # ---- times and samplers ----------------------------------------------------------------------------------------------
@@ -195,7 +194,7 @@ def test_sinusoids(golden: Golden) -> None:
     for width in meta["time"]["widths"].use():
         found = Timesteps(width)(file["t"].use().double()).float()
         file[f"sinusoid_{width}_float64"].compare(found, atol=1e-6)  # the README: of the form that one chose
-        file[f"sinusoid_{width}"].compare(found, atol=_bound(golden, "sinusoid"))
+        file[f"sinusoid_{width}"].compare(found, **golden.tolerance("sinusoid"))
 
 
 def test_rotary_tables_at_real_size(golden: Golden) -> None:
@@ -209,21 +208,21 @@ def test_rotary_tables_at_real_size(golden: Golden) -> None:
         for name, table in {"cos": angles.cos().float(), "sin": angles.sin().float()}.items():
             table = table.repeat_interleave(2, dim=1)  # each value twice there
             rows = len(file[f"{name}_{axis}"].use())
-            file[f"{name}_{axis}"].compare(table[:rows], atol=_bound(golden, "rope"))
-            file[f"{name}_{axis}_{last}"].compare(table[last], atol=_bound(golden, "rope"))
+            file[f"{name}_{axis}"].compare(table[:rows], **golden.tolerance("rope"))
+            file[f"{name}_{axis}_{last}"].compare(table[last], **golden.tolerance("rope"))
 
 
 def test_schedules(golden: Golden) -> None:
-    file, relative = golden.json("schedules.json"), golden.json("meta.json")["tolerances"]["sigmas"]["relative"].use()
+    file, close = golden.json("schedules.json"), golden.tolerance("sigmas")
     for row in file["lists"]:
         kind = row["kind"].use()
         found = flow_sigmas(row["steps"].use(), KINDS[kind][0], shift=row["shift"].use())
-        row["sigmas"].compare(found.sigmas, rtol=relative)
-        row["timesteps"].compare(found.timesteps, rtol=relative if kind == "euler" else 0.0)
+        row["sigmas"].compare(found.sigmas, **close)
+        row["timesteps"].compare(found.timesteps, **close if kind == "euler" else {})
     drawn = file["shifted_sigmoid"]
     uniform = torch.special.ndtr(torch.tensor(drawn["normal"].use(), dtype=torch.float64))
     timesteps = draw_timesteps(uniform, distribution="logitnormal", shift=drawn["shift"].use())
-    drawn["sigma"].compare(timesteps / NUM_TIMESTEPS, rtol=relative)
+    drawn["sigma"].compare(timesteps / NUM_TIMESTEPS, **close)
 
 
 @torch.no_grad()
@@ -236,19 +235,12 @@ def test_sampling(sampled: str, kind: str, golden: Golden, monkeypatch: pytest.M
         meta[name].compare(_lengths(file[text].use()))
     config = _config(golden, sampled, noise, shift=float(meta["shift"].use()), schedule=schedule)
     assert config.flow is not None
-    num_steps, relative = meta["steps"].use(), golden.json("meta.json")["tolerances"]["sigmas"]["relative"].use()
+    num_steps, close = meta["steps"].use(), golden.tolerance("sigmas")
     levels = config.flow.levels(num_steps)
-    file[f"{kind}.sigmas"].compare(levels.sigmas, rtol=relative)
-    file[f"{kind}.timesteps"].compare(levels.timesteps, rtol=relative if kind == "euler" else 0.0)
+    file[f"{kind}.sigmas"].compare(levels.sigmas, **close)
+    file[f"{kind}.timesteps"].compare(levels.timesteps, **close if kind == "euler" else {})
 
-    velocities, states = [], []
-    with_true_velocity = Flow.with_true_velocity
-
-    def noted(self: Flow, *arguments: Any) -> Tensor:
-        velocities.append(with_true_velocity(self, *arguments))
-        return velocities[-1]
-
-    monkeypatch.setattr(Flow, "with_true_velocity", noted)
+    velocities, states = noted_velocities(monkeypatch), []
     final = WorldModel(config, _load(golden, sampled), PooledPixels()).sample(
         _condition(file, noise),
         _condition(file, noise, "negative_text"),
@@ -259,8 +251,8 @@ def test_sampling(sampled: str, kind: str, golden: Golden, monkeypatch: pytest.M
     )
     assert len(states) == num_steps
     for i, (velocity, state) in enumerate(zip(velocities, [*states[:-1], final], strict=True)):
-        file[f"{kind}.step{i}.velocity"].compare(velocity.float(), atol=_bound(golden, "sampler"))
-        file[f"{kind}.step{i}.sample"].compare(state.float(), atol=_bound(golden, "sampler"))
+        file[f"{kind}.step{i}.velocity"].compare(velocity.float(), **golden.tolerance("sampler"))
+        file[f"{kind}.step{i}.sample"].compare(state.float(), **golden.tolerance("sampler"))
 
 
 # ---- image to video --------------------------------------------------------------------------------------------------
@@ -292,7 +284,7 @@ def test_condition(golden: Golden, tmp_path: Path) -> None:
         is_given[numbers] = True
         channels = image_channels(tokenizer.encode, video, is_given)
         file[f"{case}.mask"].compare(channels[:, :4])
-        file[f"{case}.latent"].compare(channels[:, 4:], atol=_bound(golden, "condition_latent"))
+        file[f"{case}.latent"].compare(channels[:, 4:], **golden.tolerance("condition_latent"))
 
 
 # ---- adapters and names at real size ---------------------------------------------------------------------------------
@@ -323,7 +315,7 @@ def test_adapters(adapted: str, layout: str, golden: Golden, tmp_path: Path) -> 
     built = _load(golden, adapted)
     layers = apply_lora(built, str(path), alpha=None if recorded else alpha)
     out = built(**_inputs(golden.tensors(f"{adapted}.forward.safetensors")))
-    file["out"].compare(out, atol=_bound(golden, "network_one_form"))
+    file["out"].compare(out, **golden.tolerance("network_one_form"))
 
     net = _build(golden, adapted)
     lora.inject(net, rank, alpha, ",".join(layers))
@@ -412,9 +404,8 @@ def _lengths(text_B_S_E: Tensor) -> list[int]:
     return text_B_S_E.any(dim=2).sum(dim=1).tolist()
 
 
-@contextmanager
-def _recorded(net: WanDiT) -> Iterator[dict[str, Tensor]]:
-    """What parts of the network give, under the names that the goldens use: tokens in a row, one time per sample."""
+def _found(outputs: dict[str, Any]) -> dict[str, Tensor]:
+    """What modules gave, under the names that the goldens use: tokens in a row, one time per sample."""
     names = {
         "patch_embedding": "patch_embedding",
         "timesteps": "sinusoid",
@@ -426,27 +417,12 @@ def _recorded(net: WanDiT) -> Iterator[dict[str, Tensor]]:
         "blocks.0.cross_attn": "block0.attn2",
         "blocks.0.ffn": "block0.ffn",
         "head": "proj_out",
-        **{f"blocks.{i}": f"block{i}" for i in range(len(net.blocks))},
+        **{name: name.replace("blocks.", "block") for name in outputs if re.fullmatch(r"blocks\.\d+", name)},
     }
-    found: dict[str, Tensor] = {}
-
-    def record(name: str, output: Tensor) -> None:
-        is_of_time = name in ("timesteps", "time_embedding", "time_projection")
-        output = output[:, 0] if is_of_time else output.flatten(1, 3) if output.ndim == 5 else output
-        found[names[name]] = output.float()
-
-    modules: dict[str, nn.Module] = dict(net.named_modules())
-    handles = [
-        modules[name].register_forward_hook(lambda _, inputs, output, name=name: record(name, output))
-        for name in names
-        if modules.get(name) is not None
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _bound(golden: Golden, kind: str) -> float:
-    return float(golden.json("meta.json")["tolerances"][kind]["max_abs"].use())
+    found = {}
+    for name in names.keys() & outputs.keys():
+        output = outputs[name]
+        if name in ("timesteps", "time_embedding", "time_projection"):
+            output = output[:, 0]
+        found[names[name]] = (output.flatten(1, 3) if output.ndim == 5 else output).float()
+    return found
