@@ -56,3 +56,11 @@ def inputs(dtype: torch.dtype = torch.float32, batch: int = 2, **changes: Any) -
         fps_B=torch.full((batch,), 10),
     )
     return {**given, **changes}
+
+
+def outputs_of(net: nn.Module) -> dict[str, Any]:
+    """A dictionary that each call of the network fills with what its modules give, by their names."""
+    found: dict[str, Any] = {}
+    for name, module in net.named_modules():
+        module.register_forward_hook(lambda _, inputs, output, name=name: found.__setitem__(name, output))
+    return found

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT
-from tests.nn.networks import LATENT, inputs, small_net
+from tests.nn.networks import LATENT, inputs, outputs_of, small_net
 
 FRAMES = LATENT[0]
 RATIO, ACTIONS, SIZE = 4, 12, 3
@@ -203,14 +203,10 @@ def test_float32_networks_are_the_same_with_and_without() -> None:
 
 
 def test_what_is_wide_and_what_is_not() -> None:
-    net, found = action_net("chunk", use_wan_fp32_strategy=True).bfloat16(), {}
-    for name, module in net.named_modules():
-
-        def note(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            found[name] = (output[0] if isinstance(output, tuple) else output).dtype
-
-        module.register_forward_hook(note)
+    net = action_net("chunk", use_wan_fp32_strategy=True).bfloat16()
+    outputs = outputs_of(net)
     out = net(**given_actions(dtype=torch.bfloat16))
+    found = {name: (one[0] if isinstance(one, tuple) else one).dtype for name, one in outputs.items()}
     wide = ("t_embedder", "t_embedding_norm", "final_layer", *(f"blocks.0.adaln_modulation_{x}" for x in ("mlp.2",)))
     assert {found[name] for name in wide} == {torch.float32}
     narrow = ("x_embedder", "action_embedder_B_D", "action_embedder_B_3D", "blocks.0", "blocks.0.mlp.layer1")

@@ -105,10 +105,6 @@ def test_a_missing_package_is_named(name: str, package: str, extra: str, monkeyp
     assert f".[{extra}]" in str(error.value) or not extra
 
 
-def _flash2(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return attend_by_products(q, k, v)
-
-
 def _flash3_old(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return attend_by_products(q, k, v), q[..., 0]
 
@@ -116,8 +112,8 @@ def _flash3_old(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("name", "module", "function"),
     [
-        ("flash2", "flash_attn", _flash2),
-        ("flash3", "flash_attn_interface", _flash2),
+        ("flash2", "flash_attn", attend_by_products),
+        ("flash3", "flash_attn_interface", attend_by_products),
         ("flash3", "flash_attn_interface", _flash3_old),
     ],
 )

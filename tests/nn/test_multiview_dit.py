@@ -74,10 +74,10 @@ def test_views_are_told_apart_by_their_camera_and_not_by_their_place() -> None:
     given = inputs()
     made = by_view(make_net((4, 0, 1))(**given))
     order = [2, 0, 1]
-    tiled = {k: torch.cat([by_view(given[k])[i] for i in order], dim=3) for k in ("x_B_C_T_H_W",)}
+    x = torch.cat([by_view(given["x_B_C_T_H_W"])[i] for i in order], dim=3)
     text = given["crossattn_emb_B_S_E"].unflatten(1, (V, S))[:, order].flatten(1, 2)
     other = make_net(tuple((4, 0, 1)[i] for i in order))
-    found = by_view(other(**given | tiled | {"crossattn_emb_B_S_E": text}))
+    found = by_view(other(**given | {"x_B_C_T_H_W": x, "crossattn_emb_B_S_E": text}))
     for place, i in enumerate(order):
         torch.testing.assert_close(found[place], made[i], rtol=1e-4, atol=1e-4)
     same = by_view(make_net((1, 0, 4))(**given))

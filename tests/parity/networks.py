@@ -4,7 +4,7 @@
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model.objectives import Flow
@@ -27,14 +27,6 @@ def with_weights(net: DiT, golden: Golden, file: str) -> DiT:
         stored[f"net.pos_embedder.{name}"].compare(value, **golden.tolerance("rope_fp32"))
     net.load_state_dict({name.removeprefix("net."): stored[name].use() for name in stored})
     return net.eval()
-
-
-def outputs_of(net: nn.Module) -> dict[str, Any]:
-    """A dictionary that each call of the network fills with what its modules give, by their names."""
-    found: dict[str, Any] = {}
-    for name, module in net.named_modules():
-        module.register_forward_hook(lambda _, inputs, output, name=name: found.__setitem__(name, output))
-    return found
 
 
 def noted_velocities(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

@@ -20,8 +20,8 @@ from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from tests.goldens import Golden, Value
 from tests.models.parts import PooledPixels
+from tests.nn.networks import outputs_of
 from tests.parity.action_files import ActionFile, open_action_file
-from tests.parity.networks import outputs_of
 
 AREA = "action"
 MLP, FORWARD = 2e-6, 2e-5

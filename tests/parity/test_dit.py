@@ -13,7 +13,8 @@ from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.layers import RotaryPositions, Timesteps
 from cosmos_predict2.released import NETWORKS
 from tests.goldens import Golden, Value
-from tests.parity.networks import network, outputs_of
+from tests.nn.networks import outputs_of
+from tests.parity.networks import network
 
 AREA = "video2world"
 TIMES = {"shared_t.": "timesteps_B_1", "per_frame_t.": "timesteps_B_T", "": "timesteps_B_1"}  # by the entry's prefix

@@ -28,7 +28,8 @@ from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from tests.goldens import Golden, Value
 from tests.models.parts import PooledPixels
-from tests.parity.networks import noted_velocities, outputs_of
+from tests.nn.networks import outputs_of
+from tests.parity.networks import noted_velocities
 
 AREA = "wan"
 KINDS = {"unipc": ("diffusers", "unipc"), "unipc_original": ("shift", "unipc"), "euler": ("even", "flow_euler")}

@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.fixture
+def tokenizer(weights: str) -> WanTokenizer:
+    return WanTokenizer(weights, config=TINY)
+
+
 def _video(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
@@ -52,8 +58,7 @@ def test_it_is_a_video_tokenizer(weights: str) -> None:
 
 
 @pytest.mark.parametrize(("num_frames", "size"), [(1, (16, 24)), (17, (16, 24)), (201, (8, 8))])
-def test_sizes_in_and_out(weights: str, num_frames: int, size: tuple[int, int]) -> None:
-    tokenizer = WanTokenizer(weights, config=TINY)
+def test_sizes_in_and_out(tokenizer: WanTokenizer, num_frames: int, size: tuple[int, int]) -> None:
     video = _video(2, 3, num_frames, *size)
     latent = tokenizer.encode(video)
     assert latent.shape == (2, 16, 1 + (num_frames - 1) // 4, size[0] // 8, size[1] // 8)
@@ -62,8 +67,7 @@ def test_sizes_in_and_out(weights: str, num_frames: int, size: tuple[int, int]) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_results_have_the_dtype_of_what_was_given(weights: str, dtype: torch.dtype) -> None:
-    tokenizer = WanTokenizer(weights, config=TINY)
+def test_results_have_the_dtype_of_what_was_given(tokenizer: WanTokenizer, dtype: torch.dtype) -> None:
     latent = tokenizer.encode(_video(1, 3, 5, 8, 8).to(dtype))
     assert latent.dtype == dtype and tokenizer.decode(latent).dtype == dtype
 
@@ -143,8 +147,7 @@ def test_a_window_shrinks_before_pictures_are_cut(weights: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("num_frames", "nearest"), [(2, "1 or 5"), (92, "89 or 93")])
-def test_other_lengths_name_the_nearest(weights: str, num_frames: int, nearest: str) -> None:
-    tokenizer = WanTokenizer(weights, config=TINY)
+def test_other_lengths_name_the_nearest(tokenizer: WanTokenizer, num_frames: int, nearest: str) -> None:
     with pytest.raises(DataError, match=rf"{num_frames} frames .* 1 \+ 4k frames.*{nearest}"):
         tokenizer.encode(_video(1, 3, num_frames, 8, 8))
 
@@ -158,13 +161,12 @@ def test_other_lengths_name_the_nearest(weights: str, num_frames: int, nearest: 
         ((1, 4, 1, 16, 16), r"\[1, 4, 1, 16, 16\]"),
     ],
 )
-def test_other_shapes_are_refused(weights: str, shape: tuple[int, ...], message: str) -> None:
+def test_other_shapes_are_refused(tokenizer: WanTokenizer, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        WanTokenizer(weights, config=TINY).encode(_video(*shape))
+        tokenizer.encode(_video(*shape))
 
 
-def test_bytes_and_wrong_latents_are_refused(weights: str) -> None:
-    tokenizer = WanTokenizer(weights, config=TINY)
+def test_bytes_and_wrong_latents_are_refused(tokenizer: WanTokenizer) -> None:
     with pytest.raises(DataError, match=r"torch\.uint8"):
         tokenizer.encode(torch.zeros(1, 3, 1, 8, 8, dtype=torch.uint8))
     with pytest.raises(DataError, match="16, frames"):
@@ -180,24 +182,14 @@ def test_bytes_and_wrong_latents_are_refused(weights: str) -> None:
         (dict(tile_size=16), "at least 32"),
         (dict(normalisation="bf16"), "'float32'"),
         (dict(latents_mean=[0.0]), "latents_mean"),
+        (dict(config=dict(base_dim=4)), "'base_dim'"),
+        (dict(config=dict(dim_mult=[1, 2])), "temperal_downsample="),
+        (dict(config=dict(attn_scales=[0.25])), "attn_scales"),
     ],
 )
-def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        WanTokenizer(config=TINY, allow_random=True, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (dict(base_dim=4), "'base_dim'"),
-        (dict(dim_mult=[1, 2]), "temperal_downsample="),
-        (dict(attn_scales=[0.25]), "attn_scales"),
-    ],
-)
-def test_wrong_sizes_are_named(config: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        WanTokenizer(config=config, allow_random=True)
+        WanTokenizer(**{"config": TINY, "allow_random": True, **options})
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
