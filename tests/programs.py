@@ -45,9 +45,7 @@ OURS = (
 )
 NETWORKS = ("AutoTokenizer", "Dinov2WithRegistersModel", "GemmaModel", "LlamaForCausalLM", "SiglipVisionModel")
 BASE = "cosmos_predict2/configs/base/config.py"
-HANG_S = (
-    900.0  # how long a test waits for what comes at once on an idle machine: only a hang lasts longer on a busy one
-)
+HANG_S = 900.0  # a test's wait for what comes at once on an idle machine: only a hang lasts longer on a busy one
 SHARED = "COSMOS_TESTS_PROGRAMS"  # the server's folder, for the workers of a run
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -93,14 +91,19 @@ def spawn_by(stand_in: Callable[[], str]) -> None:
     multiprocessing.popen_spawn_posix.util = own  # type: ignore[attr-defined]
 
 
-def call(script: types.ModuleType, *arguments: object) -> int:
-    """The exit code of a program of `scripts` in this process, also where a wrong flag ends it."""
-    from imaginaire import command_line
-
+def exit_code(main: Callable[[list[str]], int], *arguments: object) -> int:
+    """What a program's ``main`` gives in this process, also where a wrong flag ends it."""
     try:
-        return command_line.main(script.parser, script.run, [str(word) for word in arguments])
+        return main([str(word) for word in arguments])
     except SystemExit as error:
         return int(error.code or 0)
+
+
+def call(script: types.ModuleType, *arguments: object) -> int:
+    """The exit code of a program of `scripts` in this process."""
+    from imaginaire import command_line
+
+    return exit_code(functools.partial(command_line.main, script.parser, script.run), *arguments)
 
 
 def finished(*words: object, cwd: Path | None = None, **environment: str | None) -> subprocess.CompletedProcess[str]:

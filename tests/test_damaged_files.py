@@ -107,34 +107,28 @@ def _changed(folder: Path, out: Path, name: str, *keys: Any, value: Any) -> Path
     return out
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
+SIZES: dict[str, list[tuple[str, ...]]] = {
+    "openvla": [
         ("text_config", "num_hidden_layers"), ("text_config", "hidden_size"), ("text_config", "vocab_size"),
         ("text_config", "intermediate_size"), ("text_config", "num_attention_heads"), ("dinov2", "embed_dim"),
         ("dinov2", "depth"), ("siglip", "depth"), ("image_sizes",), ("action_chunk",), ("action_dim",), ("hold",),
         ("num_images_in_input",), ("n_action_bins",),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("value", [2**24, 10**30, -1, "many"])
-def test_absurd_sizes_of_openvla_are_refused_at_once(openvla: Path, tmp_path: Path, keys: Any, value: Any) -> None:
-    given = [value] if keys == ("image_sizes",) else value
-    folder = _changed(openvla, tmp_path / "policy", "config.json", *keys, value=given)
-    with pytest.raises(UserError):
-        read_policy(str(folder))
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
+    "pi05": [
         *((stream, name) for stream in ("vlm", "expert") for name in ("width", "depth", "mlp_dim", "num_heads")),
         ("vlm", "vocab"), ("vision", "hidden"), ("vision", "layers"), ("vision", "image"), ("vision", "projection_dim"),
         ("action_horizon",), ("action_dim",), ("num_images",), ("max_token_len",), ("num_steps",), ("hold",),
     ],
-)  # fmt: skip
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "keys"), [(policy, keys) for policy in SIZES for keys in SIZES[policy]])
 @pytest.mark.parametrize("value", [2**24, 10**30, -1, "many"])
-def test_absurd_sizes_of_pi05_are_refused_at_once(pi05: Path, tmp_path: Path, keys: Any, value: Any) -> None:
-    folder = _changed(pi05, tmp_path / "policy", "config.json", *keys, value=value)
+def test_absurd_sizes_are_refused_at_once(
+    policy: str, keys: Any, value: Any, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    given = [value] if keys == ("image_sizes",) else value
+    folder = _changed(request.getfixturevalue(policy), tmp_path / "policy", "config.json", *keys, value=given)
     with pytest.raises(UserError):
         read_policy(str(folder))
 

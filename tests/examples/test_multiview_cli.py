@@ -19,6 +19,7 @@ from cosmos_predict2.released import tiny_multiview_path
 from cosmos_predict2.world_model.options import VideoForm, VideoModel
 from examples import multiview, video2world
 from imaginaire.errors import ConfigError, DataError
+from tests.programs import exit_code
 
 TINY = ["--model_size", "tiny", "--num_steps", "2", "--disable_guardrail"]
 PROMPT = ["--prompt", "push the red puck to the green ring"]
@@ -89,10 +90,8 @@ def test_one_prompt_is_the_front_camera_s() -> None:
         assert [bool(part.any()) for part in text.chunk(2)] == [view == front for view in range(2)]
 
 
-def test_weights_that_were_trained_without_a_given_view_say_so(tmp_path: Path, caplog: Any) -> None:
-    view = ToyWorldVideos(num_episodes=1, views=2, split="val", start=0)[0]["video"].chunk(2, dim=2)
-    media.write_video(tmp_path / "clip.mp4", torch.cat(view, dim=1), 10)
-    given = ["--given_view", "0", "--input_path", str(tmp_path / "clip.mp4"), "--num_conditional_frames", "0"]
+def test_weights_that_were_trained_without_a_given_view_say_so(clips: Path, tmp_path: Path, caplog: Any) -> None:
+    given = ["--given_view", "0", "--input_path", str(clips / "in_time.mp4"), "--num_conditional_frames", "0"]
     frames_of(tmp_path / "a.mp4", given)
     assert "--given_view 0, but the weights were trained with condition_locations=['first_random_n']" in caplog.text
     caplog.clear()
@@ -166,12 +165,8 @@ def test_wrong_flags_name_what_is_wrong(
     (tmp_path / "three.txt").write_text("a\nb\nc\n")
     media.write_video(tmp_path / "odd.mp4", torch.zeros(3, 3, 48, 48, dtype=torch.uint8), 10)
     places = {"PICTURE": clips / "view0.png", "THREE": tmp_path / "three.txt", "ODD": tmp_path / "odd.mp4"}
-    arguments = [*TINY, *PROMPT, *(str(places.get(flag, flag)) for flag in flags)]
-    try:
-        code = multiview.main([*arguments, "--save_path", str(tmp_path / "out.mp4")])
-    except SystemExit as stopped:
-        code = int(stopped.code or 0)
-    assert code == 2 and named in capsys.readouterr().err
+    arguments = [*TINY, *PROMPT, *(places.get(flag, flag) for flag in flags), "--save_path", tmp_path / "out.mp4"]
+    assert exit_code(multiview.main, *arguments) == 2 and named in capsys.readouterr().err
     assert not (tmp_path / "out.mp4").exists()
 
 

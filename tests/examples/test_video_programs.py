@@ -29,7 +29,7 @@ from examples import (
 )
 from imaginaire.checkpoint import weights
 from imaginaire.optim import lora
-from tests.programs import finished, warm_python
+from tests.programs import exit_code, finished, warm_python
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "push the red puck to the green ring"
@@ -267,10 +267,7 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(
     words = [places.get(word, word) for word in arguments]
     ending = {video2world_bestofn.main: "", text2image.main: ".jpg"}.get(main, ".mp4")
     output = [] if "--save_path" in arguments else ["--save_path", f"{tmp_path}/out{ending}"]
-    try:
-        code: Any = main([*TINY, *words, *output])
-    except SystemExit as left:
-        code = left.code
+    code = exit_code(main, *TINY, *words, *output)
     error = capsys.readouterr().err
     assert code == 2 and text in error and "Traceback" not in error, error
     assert not list(tmp_path.rglob("*.mp4"))

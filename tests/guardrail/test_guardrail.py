@@ -16,6 +16,7 @@ from cosmos_predict2.guardrail.runner import (
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.released import DEFAULT_NEGATIVE_PROMPT
 from imaginaire.errors import CheckpointError, ConfigError
+from tests.guardrail.tiny_guards import guard
 
 
 @pytest.fixture(scope="module")
@@ -137,25 +138,15 @@ def test_letters_on_their_own_are_joined_only_in_a_row() -> None:
 # The row --------------------------------------------------------------------------------------------------------------
 
 
-class _Fixed:
-    def __init__(self, name: str, verdict: Verdict | Exception) -> None:
-        self.name, self.verdict, self.calls = name, verdict, 0
-
-    def check_prompt(self, prompt: str) -> Verdict:
-        self.calls += 1
-        if isinstance(self.verdict, Exception):
-            raise self.verdict
-        return self.verdict
-
-
 def test_the_first_objection_decides_and_is_named() -> None:
-    parts = [_Fixed("a", Verdict(True)), _Fixed("b", Verdict(False, "too loud")), _Fixed("c", Verdict(False, "no"))]
+    verdicts = {"a": Verdict(True), "b": Verdict(False, "too loud"), "c": Verdict(False, "no")}
+    parts = [guard(name, "check_prompt", verdict) for name, verdict in verdicts.items()]
     assert GuardrailRunner(parts).run_safety_check("x") == Verdict(False, "b: too loud")
-    assert [part.calls for part in parts] == [1, 1, 0]
+    assert [part.check_prompt.call_count for part in parts] == [1, 1, 0]
 
 
 def test_a_guardrail_that_fails_has_cleared_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    runner = GuardrailRunner([_Fixed("model", RuntimeError("out of memory"))])
+    runner = GuardrailRunner([guard("model", "check_prompt", RuntimeError("out of memory"))])
     verdict = runner.run_safety_check("x")
     assert not verdict.is_safe and "model" in verdict.message and "out of memory" in verdict.message
     assert "Traceback" in caplog.text

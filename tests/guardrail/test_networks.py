@@ -23,7 +23,7 @@ from cosmos_predict2.guardrail.runner import (
 )
 from cosmos_predict2.interfaces import Verdict
 from imaginaire.errors import CheckpointError, ConfigError
-from tests.guardrail.tiny_guards import make_face_blur, make_llama_guard, make_video_filter, write_classifier
+from tests.guardrail.tiny_guards import guard, make_face_blur, make_llama_guard, make_video_filter, write_classifier
 
 
 @pytest.fixture(scope="module")
@@ -279,41 +279,25 @@ def test_parts_that_were_downloaded_are_used_and_named_ones_must_be_there(root: 
         create_guardrail(GuardrailConfig(checkpoint_dir=str(tmp_path)))  # a download that stopped
 
 
-class _Eyes:
-    name = "eyes"
-
-    def __init__(self, verdict: Verdict | Exception) -> None:
-        self.verdict = verdict
-
-    def check_video(self, frames_F_H_W_C: Tensor) -> Verdict:
-        if isinstance(self.verdict, Exception):
-            raise self.verdict
-        return self.verdict
+def eyes(answer: Verdict | Exception) -> Any:
+    return guard("eyes", "check_video", answer)
 
 
-class _Brush:
-    name = "brush"
-
-    def __init__(self, colour: int | Exception) -> None:
-        self.colour = colour
-
-    def postprocess(self, frames_F_H_W_C: Tensor) -> Tensor:
-        if isinstance(self.colour, Exception):
-            raise self.colour
-        return torch.full_like(frames_F_H_W_C, self.colour)
+def brush(answer: Tensor | Exception) -> Any:
+    return guard("brush", "postprocess", answer)
 
 
 def test_a_video_is_refused_edited_or_withheld() -> None:
     frames, no_memory = video().permute(3, 0, 1, 2), RuntimeError("no memory")
     assert checked_frames(None, frames) is frames and checked_frames(GuardrailRunner([]), frames) is frames
-    fine = _Eyes(Verdict(True))
+    fine = eyes(Verdict(True))
     assert torch.equal(checked_frames(GuardrailRunner([fine]), frames), frames)
-    assert (checked_frames(GuardrailRunner([fine, _Brush(7)]), frames) == 7).all()
+    assert (checked_frames(GuardrailRunner([fine, brush(video() * 0 + 7)]), frames) == 7).all()
     with pytest.raises(BlockedError, match="refused: eyes: too bright"):
-        checked_frames(GuardrailRunner([_Brush(7), _Eyes(Verdict(False, "too bright"))]), frames)
+        checked_frames(GuardrailRunner([brush(video() * 0 + 7), eyes(Verdict(False, "too bright"))]), frames)
     with pytest.raises(BlockedError, match=r"eyes: the check failed \(RuntimeError: no memory"):
-        checked_frames(GuardrailRunner([_Eyes(no_memory)]), frames)
+        checked_frames(GuardrailRunner([eyes(no_memory)]), frames)
     with pytest.raises(ConfigError, match="object guards nothing"):
         GuardrailRunner([fine, object()])  # type: ignore[list-item]
     with pytest.raises(BlockedError, match=r"withheld: brush failed \(no memory"):
-        checked_frames(GuardrailRunner([_Brush(no_memory)]), frames)
+        checked_frames(GuardrailRunner([brush(no_memory)]), frames)

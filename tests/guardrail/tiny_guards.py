@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guardrails in their public layouts below a folder of checkpoints, with a few thousand random numbers each."""
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from torch import nn
@@ -14,6 +17,11 @@ CHAT = (
     "{{ '<|begin_of_text|>Is this unsafe?\n' }}{% for turn in messages %}{{ turn['content'] | trim }}"
     "{% endfor %}{{ '<|end_header_id|>' }}"
 )
+
+
+def guard(name: str, method: str, answer: Any) -> Any:
+    """A guardrail of one method, which gives the answer, or raises it."""
+    return SimpleNamespace(name=name, **{method: Mock(side_effect=itertools.repeat(answer))})
 
 
 def make_llama_guard(root: Path) -> Path:
