@@ -20,14 +20,10 @@ from cosmos_predict2.toy_world.physics import (
     GRASP_GAP,
     GRIPPER,
     GRIPPER_RADIUS,
-    GRIPPER_X,
-    GRIPPER_Y,
     HELD,
     OBJECT_MARGIN,
     OBJECTS,
     PUCK_RADIUS,
-    PUCK_X,
-    PUCK_Y,
     SETTINGS,
     STATE_SIZE,
     STILL,
@@ -51,7 +47,6 @@ from cosmos_predict2.toy_world.physics import (
     random_spot,
     reward,
     success,
-    uses_grip,
 )
 from cosmos_predict2.toy_world.rendering import Picture, render, render_wrist
 
@@ -74,7 +69,7 @@ class DriverPlan:
     aim: Floats  # [N, 2], where the object shall go
     error: Floats  # [N], radians by which the aim is misjudged
     noise: Floats  # [N, steps, 3], Ornstein-Uhlenbeck: dx, dy, grip
-    has_grip: bool
+    has_grip: bool  # some task needs the gripper closed; else the grip is fixed
 
 
 def draw_plan(
@@ -85,7 +80,7 @@ def draw_plan(
     tasks: Sequence[Task],
     num_steps: int,
     size: int,
-    has_grip: bool | None = None,
+    has_grip: bool,
 ) -> DriverPlan:
     """Plans for episodes that begin in ``states``; skill is uniform in each one's range."""
     draws = numpy.stack([generator.random(4) for generator in generators])
@@ -108,7 +103,7 @@ def draw_plan(
         aim=numpy.where(is_push[:, None], spot, states[:, GOAL]),
         error=normals[:, 0, 2] * 0.6 * (1.0 - skill),
         noise=noise,
-        has_grip=uses_grip(tasks) if has_grip is None else has_grip,
+        has_grip=has_grip,
     )
 
 
@@ -296,7 +291,7 @@ MIXES = {
 class Episodes:
     """N episodes of T actions and T + 1 states. Success, reward and captions are those of the ring that is drawn."""
 
-    states: Floats  # [N, T + 1, 10], see scene.COLUMNS
+    states: Floats  # [N, T + 1, 10], see physics.COLUMNS
     actions: NDArray[numpy.float32]  # [N, T, action_dim]
     rewards: Floats  # [N, T], of the state that each action leads to
     success: NDArray[numpy.bool_]  # [N], at the end
@@ -368,7 +363,8 @@ def make_episodes(
     shares = numpy.cumsum([mix.drivers[name] for name in names])
     drivers = [names[i] for i in numpy.searchsorted(shares / shares[-1], draws[:, 0], side="right")]
     skills = [mix.skill[driver] for driver in drivers]
-    plan = draw_plan(generators, drivers, skills, states, todo, length, size, uses_grip(choices))
+    has_grip = any(task.verb == "carry" for task in choices)
+    plan = draw_plan(generators, drivers, skills, states, todo, length, size, has_grip)
     path, actions = drive(states, todo, plan, constants, size, action_dim)
 
     share = mix.ring_elsewhere if ring_elsewhere is None else ring_elsewhere
@@ -402,17 +398,17 @@ def caption(states: Floats, task: Task, is_success: bool, driver: str, uniform: 
         return task.sentence
     number = _subject(states, task, is_success)
     thing = THINGS[number]
-    x, y = PUCK_X + 2 * number, PUCK_Y + 2 * number
-    dx, dy = states[-1, x] - states[0, x], states[-1, y] - states[0, y]
+    place = states[:, object_position(number)]
+    dx, dy = place[-1] - place[0]
     if numpy.hypot(dx, dy) > STILL:
-        way = numpy.hypot(numpy.diff(states[:, x]), numpy.diff(states[:, y]))
+        way = numpy.hypot(*numpy.diff(place, axis=0).T)
         is_held = states[1:, HELD] == number
         verb = "carry" if way[is_held].sum() > 0.5 * way.sum() else "push"  # held over most of its way
         if is_success and task.verb != "touch":
             return _word(f"{verb} to goal", uniform).format(thing)
         sentence = _word(verb, uniform).format(thing, direction(dx, dy))
     else:
-        free = gap(states[:, GRIPPER_X], states[:, GRIPPER_Y], states[:, x], states[:, y], number)
+        free = gap(*states[:, GRIPPER].T, *place.T, number)
         sentence = _word("touch" if free.min() <= TOUCH_GAP else "miss", uniform).format(thing)
     return f"wander about and {sentence}" if driver == "wander" else sentence
 
@@ -424,10 +420,8 @@ def direction(dx: float, dy: float) -> str:
 
 def _subject(states: Floats, task: Task, is_success: bool) -> int:
     """The object that the sentence is about: the task's, or the other one if only that one moved."""
-    moved = [
-        numpy.hypot(*(states[-1, c] - states[0, c] for c in (PUCK_X + 2 * k, PUCK_Y + 2 * k))) > STILL
-        for k in range(len(OBJECTS))
-    ]
+    places = (states[:, object_position(k)] for k in range(len(OBJECTS)))
+    moved = [numpy.hypot(*(place[-1] - place[0])) > STILL for place in places]
     other = 1 - task.target
     return other if moved[other] and not moved[task.target] and not is_success else task.target
 

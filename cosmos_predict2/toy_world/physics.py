@@ -12,7 +12,7 @@ sticks to the gripper. A closed gripper that is within a pixel of an object hold
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -76,17 +76,18 @@ class Setting:
         return max(OBJECT_MARGIN, hidden)
 
 
+_DEFAULT = Setting(
+    size=48,
+    speed=1.5,
+    friction=2.5,
+    goal_distance=(6.0, 14.0),
+    gripper_clearance=(1.0, 8.0),
+    success_distance=4.0,
+    num_steps=24,
+    behind=5.0,
+)
 SETTINGS = {
-    "default": Setting(
-        size=48,
-        speed=1.5,
-        friction=2.5,
-        goal_distance=(6.0, 14.0),
-        gripper_clearance=(1.0, 8.0),
-        success_distance=4.0,
-        num_steps=24,
-        behind=5.0,
-    ),
+    "default": _DEFAULT,
     "hard": Setting(
         size=64,
         speed=2.0,
@@ -97,18 +98,8 @@ SETTINGS = {
         num_steps=36,
         behind=4.0,
     ),
-    "covered": Setting(  # a camera at the wrist sees what the one above does not
-        size=48,
-        speed=1.5,
-        friction=2.5,
-        goal_distance=(6.0, 14.0),
-        gripper_clearance=(1.0, 8.0),
-        success_distance=4.0,
-        num_steps=24,
-        behind=5.0,
-        cover=2,
-        task="reach_ring",
-    ),
+    # a camera at the wrist sees what the one above does not
+    "covered": replace(_DEFAULT, cover=2, task="reach_ring"),
 }
 SMALLEST_SIZE = 40
 
@@ -198,18 +189,15 @@ def _open_or_close(rows: Floats, is_closed: NDArray[numpy.bool_]) -> None:
     reaching = is_closed & (rows[HELD] == NOTHING)
     if not reaching.any():
         return
-    gaps = numpy.stack(
-        [gap(rows[GRIPPER_X], rows[GRIPPER_Y], rows[PUCK_X + 2 * k], rows[PUCK_Y + 2 * k], k) for k in (_PUCK, _BOX)]
-    )
-    nearest = gaps.argmin(0)
+    gaps = numpy.stack([gap(*rows[GRIPPER], *rows[object_position(k)], k) for k in (_PUCK, _BOX)])
     grasped = reaching & (gaps.min(0) <= GRASP_GAP)
-    rows[HELD][grasped] = nearest[grasped]
+    rows[HELD][grasped] = gaps.argmin(0)[grasped]
 
 
 def _substep(
     rows: Floats, step: Floats, friction: float, size: int, present: list[int], is_holding: bool, is_crowded: bool
 ) -> None:
-    gripper = rows[GRIPPER_X : GRIPPER_Y + 1]
+    gripper = rows[GRIPPER]
     before = gripper.copy()
     gripper += step
     numpy.clip(gripper, GRIPPER_RADIUS, size - GRIPPER_RADIUS, out=gripper)
@@ -218,8 +206,8 @@ def _substep(
     moved = gripper - before
     pushed = []
     for k in present:
-        place = _object(rows, k)
-        depth, normal_x, normal_y = _press(gripper[0], gripper[1], place[0], place[1], k, GRIPPER_RADIUS)
+        place = rows[object_position(k)]
+        depth, normal_x, normal_y = _press(*gripper, *place, k, GRIPPER_RADIUS)
         hit = depth > 0.0
         if is_holding:
             hit &= rows[HELD] != k
@@ -238,18 +226,14 @@ def _substep(
     for k, was_pushed in zip(present, pushed, strict=True):
         if not is_crowded and not was_pushed.any():
             continue
-        place = _object(rows, k)
-        depth, normal_x, normal_y = _press(gripper[0], gripper[1], place[0], place[1], k, GRIPPER_RADIUS)
+        place = rows[object_position(k)]
+        depth, normal_x, normal_y = _press(*gripper, *place, k, GRIPPER_RADIUS)
         hit = depth > 1e-9
         if is_holding:
             hit &= rows[HELD] != k
         if hit.any():  # a wall or another object stopped the object: the gripper stops at it
             back = numpy.where(hit, depth, 0.0)
             _shift_gripper(rows, -back * normal_x, -back * normal_y)
-
-
-def _object(rows: Floats, number: int) -> Floats:
-    return rows[PUCK_X + 2 * number : PUCK_X + 2 * number + 2]
 
 
 def _press(
@@ -279,7 +263,7 @@ def _press(
 
 def _shift(rows: Floats, number: int, dx: Floats, dy: Floats, who: NDArray[numpy.bool_], size: int) -> None:
     """Move an object and keep it on the table."""
-    place = _object(rows, number)
+    place = rows[object_position(number)]
     low, high = OBJECT_RADII[number], size - OBJECT_RADII[number]
     place[0] = numpy.where(who, numpy.clip(place[0] + dx, low, high), place[0])
     place[1] = numpy.where(who, numpy.clip(place[1] + dy, low, high), place[1])
@@ -292,19 +276,19 @@ def _shift_gripper(rows: Floats, dx: Floats, dy: Floats) -> None:
     for k in (_PUCK, _BOX):
         held = rows[HELD] == k
         if held.any():
-            place = _object(rows, k)
+            place = rows[object_position(k)]
             place[0] += numpy.where(held, dx, 0.0)
             place[1] += numpy.where(held, dy, 0.0)
 
 
 def _carry(rows: Floats, before: Floats, size: int) -> None:
     """Take held objects along; a wall that stops the object stops the gripper."""
-    gripper = rows[GRIPPER_X : GRIPPER_Y + 1]
+    gripper = rows[GRIPPER]
     for k in (_PUCK, _BOX):
         held = rows[HELD] == k
         if not held.any():
             continue
-        place = _object(rows, k)
+        place = rows[object_position(k)]
         offset = place - before
         low, high = OBJECT_RADII[k], size - OBJECT_RADII[k]
         stopped = numpy.clip(gripper, low - offset, high - offset)
@@ -314,8 +298,8 @@ def _carry(rows: Floats, before: Floats, size: int) -> None:
 
 def _objects_yield(rows: Floats, pushed: list[NDArray[numpy.bool_]], size: int) -> None:
     """If puck and box overlap, the one that was not pushed yields; if a wall stops it, both stop."""
-    puck, box = _object(rows, _PUCK), _object(rows, _BOX)
-    depth, normal_x, normal_y = _press(puck[0], puck[1], box[0], box[1], _BOX, PUCK_RADIUS)
+    puck, box = rows[object_position(_PUCK)], rows[object_position(_BOX)]
+    depth, normal_x, normal_y = _press(*puck, *box, _BOX, PUCK_RADIUS)
     hit = depth > 0.0
     if not hit.any():
         return
@@ -323,7 +307,7 @@ def _objects_yield(rows: Floats, pushed: list[NDArray[numpy.bool_]], size: int) 
     for yields, number, sign in ((hit & box_yields, _BOX, 1.0), (hit & ~box_yields, _PUCK, -1.0)):
         if yields.any():
             _shift(rows, number, sign * depth * normal_x, sign * depth * normal_y, yields, size)
-    depth, normal_x, normal_y = _press(puck[0], puck[1], box[0], box[1], _BOX, PUCK_RADIUS)
+    depth, normal_x, normal_y = _press(*puck, *box, _BOX, PUCK_RADIUS)
     for stops, number, sign in ((hit & box_yields, _PUCK, -1.0), (hit & ~box_yields, _BOX, 1.0)):
         stops = stops & (depth > 1e-9)
         if not stops.any():
@@ -385,11 +369,6 @@ def find_tasks(names: Sequence[str]) -> list[Task]:
     if isinstance(names, str) or not names:
         raise ValueError(f"The toy world's tasks are a list of names, at least one; got {names!r}.")
     return [ALL_TASKS[find("task", name, ALL_TASKS)] for name in names]
-
-
-def uses_grip(tasks: Sequence[Task]) -> bool:
-    """True where some task needs the gripper closed; else the grip is fixed and no part of a policy."""
-    return any(task.verb == "carry" for task in tasks)
 
 
 Groups = Sequence[tuple[Task, NDArray[numpy.intp]]]  # each task with the numbers of the environments that have it
