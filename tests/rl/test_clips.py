@@ -14,10 +14,12 @@ from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.clips.rollout import chain_path, judge
 from cosmos_predict2.rl.config import Predict2RLConfig, RewardConfig, RLConfig
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from imaginaire import random
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
@@ -247,6 +249,28 @@ def test_fresh_noise_is_of_its_own_at_each_level_and_for_each_member_unless_it_i
         torch.testing.assert_close(forward.t_B, torch.full((4,), min(sigma / (1 + sigma), 0.999)))
 
 
+def test_the_data_terms_noise_and_its_level_are_drawn_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each of two members at each of two steps, beside the order of the steps."""
+    one, drawn, generator = model(data_beta=1.0, use_rl_sigma_and_noise=False), [], random.generator
+    found = one.collect(batch(1))
+    monkeypatch.setattr(random, "generator", lambda *what: drawn.append(what) or generator(*what))
+    assert all(part.data is not None for part in one.minibatches(found, {})[1])
+    assert len(set(drawn)) == len(drawn) == 2 * 2 * 2 + 1
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_each_step_of_each_member_draws_noise_of_its_own(is_same: bool) -> None:
+    """Members of a group start at one noise by ``use_same_seed``."""
+    one = model(use_same_seed=is_same)
+    samples = one.collect(batch(1)).record.samples
+    path = chain_path(one.world, one.rl, *samples.conditions.of(slice(0, 2)), samples.noise)
+    drawn = [samples.noise[0]]
+    for step in samples.kept.values():
+        drawn += [*((step.x_next_B_C_T_H_W - step.mean_B_C_T_H_W) / judge(path, step).std)]
+    assert torch.equal(*samples.noise) == is_same and len(drawn) == 1 + 2 * 2
+    assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(drawn, 2))
+
+
 def shifted(one: FlowGRPOModel, by: float) -> None:
     with torch.no_grad():
         for weight in one.net.parameters():
@@ -279,6 +303,33 @@ def test_a_reference_is_kept_and_saved_where_it_is_needed(options: dict[str, Any
     before = clips_of(one.collect(batch(1)))
     shifted(one, 0.05)
     assert torch.equal(before, clips_of(one.collect(batch(1)))) == (options == dict(on_policy=False))
+
+
+@pytest.mark.parametrize("transition", ["churn", "sde"])
+def test_the_reference_judges_the_chain_that_was_rolled_out(transition: str) -> None:
+    """The window decides at which levels churned states are: the reference of equal weights is at distance 0."""
+    drawn = dict(transition=transition, noise_on_trained_steps_only=True, sample_steps=4, train_on=[0, 2])
+    one = model(kl_beta=0.1, rollout_batch=1, **drawn)
+    for is_near in (True, False):
+        for step in one.collect(batch(1)).record.samples.kept.values():
+            assert torch.equal(step.reference_mean_B_C_T_H_W, step.mean_B_C_T_H_W) == is_near
+        shifted(one, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "predicts"),
+    [
+        (dict(), False),
+        (dict(updates=2), True),
+        (dict(minibatches=2), True),
+        (dict(weight_copy_decay_type=1), True),
+    ],
+)
+def test_a_sampling_policy_of_other_weights_predicts_also_before_the_first_update(
+    options: dict[str, int], predicts: bool
+) -> None:
+    forwards = model(objective="nft", transition="ode", **options).collect(batch(1)).record.samples.forwards
+    assert all((forward.v_old_B_C_T_H_W is not None) == predicts for forward in forwards.values())
 
 
 def test_what_was_sampled_is_compared_by_the_weights_that_sampled() -> None:

@@ -260,6 +260,19 @@ def test_ratios_are_one_before_the_first_update_of_weights_that_sampled(monkeypa
             ours.of(ratio_part(0.2, is_before_update=is_before))
 
 
+def test_the_loss_adds_the_distance_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(mean - reference mean)^2 / (2 std^2), times kl_beta; the clipped part has the advantage's sign reversed."""
+    zeros = torch.zeros(SHAPE)
+    part = part_of(kept=Kept(3, zeros, zeros + 1.0, zeros, None, zeros + 0.2))
+    ours, _ = judged(monkeypatch, kl_beta=10.0)
+    output, loss = ours.of(part)
+    assert float(output["kl_loss"]) == pytest.approx(0.2**2 / (2 * 0.5**2))
+    assert float(output["policy_loss"]) == -0.5
+    assert float(loss) == pytest.approx(-0.5 + 10 * 0.08)
+    ours, _ = judged(monkeypatch, objective="guard")
+    assert float(ours.of(part)[0]["policy_loss"]) == pytest.approx(-0.5 / 0.3), "divided by the length of the step"
+
+
 def test_exponential_advantages_are_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """-exp(-A), which is -exp(5) of the worst sample."""
     ours, _ = judged(monkeypatch, objective=f"{__name__}:noted_ratio", exp_reward=True)
@@ -272,8 +285,7 @@ def test_the_data_term_weighs_each_clip_by_its_own_level(monkeypatch: pytest.Mon
     ours, asked = losses_of(
         X0 + torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1, 1), sigma_data=0.5, data_beta=3.0, loss_scale=2.0
     )
-    monkeypatch.setattr(rollout, "chain_path", lambda *_: SimpleNamespace(chain=SimpleNamespace(length=lambda k: 1.0)))
-    monkeypatch.setattr(rollout, "judge", lambda path, kept: Normal(torch.zeros(SHAPE), 0.5))
+    judged(monkeypatch)
     sigma = torch.tensor([[0.5], [2.0]])
     data: Any = Data(X0, EPSILON, sigma, "data")  # type: ignore[arg-type]
     output, loss = ours.of(ratio_part(data=data))
