@@ -17,10 +17,13 @@ from tests.programs import SHARED, python, spawn_by, warm_python
 
 __all__ = ["case", "golden", "pytest_generate_tests"]
 
-# No test reaches for a tracker or a model hub by accident.
+# No test reaches for a tracker or a model hub by accident, nor sees what the user has set.
 os.environ["WANDB_MODE"] = "disabled"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "IMAGINAIRE_OUTPUT_ROOT"):
+for name in (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("IMAGINAIRE_OUTPUT_ROOT", "COSMOS_PREDICT2_ARGS", "EMBODIED_PATH", "REPO_PATH"),
+):
     os.environ.pop(name, None)
 
 # No test cuts the power, and what a killed process wrote is with the system: each call takes 4 to 30 ms.
