@@ -40,7 +40,6 @@ from cosmos_predict2.toy_world.physics import (
     find,
     find_setting,
     find_tasks,
-    gap,
     gap_to_target,
     lay_table,
     object_position,
@@ -408,7 +407,7 @@ def caption(states: Floats, task: Task, is_success: bool, driver: str, uniform: 
             return _word(f"{verb} to goal", uniform).format(thing)
         sentence = _word(verb, uniform).format(thing, direction(dx, dy))
     else:
-        free = gap(*states[:, GRIPPER].T, *place.T, number)
+        free = gap_to_target(states[:, GRIPPER], place, numpy.array(number))
         sentence = _word("touch" if free.min() <= TOUCH_GAP else "miss", uniform).format(thing)
     return f"wander about and {sentence}" if driver == "wander" else sentence
 

@@ -174,7 +174,7 @@ def action_layout(action_dim: int) -> list[int]:
 
 def gap(x: Floats, y: Floats, object_x: Floats, object_y: Floats, number: int) -> Floats:
     """Free pixels between the gripper at (x, y) and an object's edge; negative inside it."""
-    return -_press(x, y, object_x, object_y, number, GRIPPER_RADIUS)[0]
+    return -_press((x, y), (object_x, object_y), number, GRIPPER_RADIUS)[0]
 
 
 def gap_to_target(points: Floats, places: Floats, numbers: NDArray[Any]) -> Floats:
@@ -189,7 +189,7 @@ def _open_or_close(rows: Floats, is_closed: NDArray[numpy.bool_]) -> None:
     reaching = is_closed & (rows[HELD] == NOTHING)
     if not reaching.any():
         return
-    gaps = numpy.stack([gap(*rows[GRIPPER], *rows[object_position(k)], k) for k in (_PUCK, _BOX)])
+    gaps = numpy.stack([-_press(rows[GRIPPER], rows[object_position(k)], k, GRIPPER_RADIUS)[0] for k in (_PUCK, _BOX)])
     grasped = reaching & (gaps.min(0) <= GRASP_GAP)
     rows[HELD][grasped] = gaps.argmin(0)[grasped]
 
@@ -207,7 +207,7 @@ def _substep(
     pushed = []
     for k in present:
         place = rows[object_position(k)]
-        depth, normal_x, normal_y = _press(*gripper, *place, k, GRIPPER_RADIUS)
+        depth, normal_x, normal_y = _press(gripper, place, k, GRIPPER_RADIUS)
         hit = depth > 0.0
         if is_holding:
             hit &= rows[HELD] != k
@@ -227,7 +227,7 @@ def _substep(
         if not is_crowded and not was_pushed.any():
             continue
         place = rows[object_position(k)]
-        depth, normal_x, normal_y = _press(*gripper, *place, k, GRIPPER_RADIUS)
+        depth, normal_x, normal_y = _press(gripper, place, k, GRIPPER_RADIUS)
         hit = depth > 1e-9
         if is_holding:
             hit &= rows[HELD] != k
@@ -237,10 +237,10 @@ def _substep(
 
 
 def _press(
-    x: Floats, y: Floats, object_x: Floats, object_y: Floats, number: int, radius: float
+    centre: Floats | tuple[Floats, Floats], place: Floats | tuple[Floats, Floats], number: int, radius: float
 ) -> tuple[Floats, Floats, Floats]:
-    """Depth to which a disc presses into an object, and the unit normal from the disc into it."""
-    dx, dy = object_x - x, object_y - y
+    """Depth to which a disc presses into an object, each at its (x, y), and the unit normal from the disc into it."""
+    dx, dy = place[0] - centre[0], place[1] - centre[1]
     if number == _PUCK:
         distance = numpy.sqrt(dx * dx + dy * dy)
         inverse = 1.0 / numpy.maximum(distance, 1e-9)
@@ -299,7 +299,7 @@ def _carry(rows: Floats, before: Floats, size: int) -> None:
 def _objects_yield(rows: Floats, pushed: list[NDArray[numpy.bool_]], size: int) -> None:
     """If puck and box overlap, the one that was not pushed yields; if a wall stops it, both stop."""
     puck, box = rows[object_position(_PUCK)], rows[object_position(_BOX)]
-    depth, normal_x, normal_y = _press(*puck, *box, _BOX, PUCK_RADIUS)
+    depth, normal_x, normal_y = _press(puck, box, _BOX, PUCK_RADIUS)
     hit = depth > 0.0
     if not hit.any():
         return
@@ -307,7 +307,7 @@ def _objects_yield(rows: Floats, pushed: list[NDArray[numpy.bool_]], size: int) 
     for yields, number, sign in ((hit & box_yields, _BOX, 1.0), (hit & ~box_yields, _PUCK, -1.0)):
         if yields.any():
             _shift(rows, number, sign * depth * normal_x, sign * depth * normal_y, yields, size)
-    depth, normal_x, normal_y = _press(*puck, *box, _BOX, PUCK_RADIUS)
+    depth, normal_x, normal_y = _press(puck, box, _BOX, PUCK_RADIUS)
     for stops, number, sign in ((hit & box_yields, _PUCK, -1.0), (hit & ~box_yields, _BOX, 1.0)):
         stops = stops & (depth > 1e-9)
         if not stops.any():
