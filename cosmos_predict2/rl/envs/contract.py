@@ -301,18 +301,18 @@ def _form(observed: Mapping[str, Any], count: int) -> dict[str, Any]:
     for name, (dtype, dimensions) in FORMS.items():
         value = observed[name]
         is_right = isinstance(value, Tensor) and (value.dtype, value.ndim, len(value)) == (dtype, dimensions, count)
-        if not is_right or (name in PICTURES and value.shape[-1] != 3):
-            raise ContractError(f"{name} is {_shown(value)}; {dtype} of {dimensions} dimensions, {count} rows")
+        is_right = is_right and (name not in PICTURES or value.shape[-1] == 3)
+        require(is_right, f"{name} is {_shown(value)}; {dtype} of {dimensions} dimensions, {count} rows")
         form[name] = tuple(value.shape[1:])
     sentences = observed["task_description"]
-    if len(sentences) != count or not all(isinstance(sentence, str) and sentence for sentence in sentences):
-        raise ContractError(f"task_description is {sentences!r}; {count} sentences")
+    are_right = len(sentences) == count and all(isinstance(sentence, str) and sentence for sentence in sentences)
+    require(are_right, f"task_description is {sentences!r}; {count} sentences")
     return form
 
 
 def _require_tensor(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
-    if not isinstance(value, Tensor) or tuple(value.shape) != shape or (dtype is not None and value.dtype != dtype):
-        raise ContractError(f"{name} is {_shown(value)}; {dtype or 'numbers'} {list(shape)}")
+    is_right = isinstance(value, Tensor) and tuple(value.shape) == shape and dtype in (None, value.dtype)
+    require(is_right, f"{name} is {_shown(value)}; {dtype or 'numbers'} {list(shape)}")
 
 
 def _shown(value: Any) -> str:
@@ -323,22 +323,18 @@ def _require_equal(what: str, found: Mapping[str, Any], expected: Mapping[str, A
     for name in PICTURES:
         difference = (found[name].int() - expected[name].int()).abs()
         worst = int(difference.max()) if difference.numel() else 0
-        if worst > levels:
-            raise ContractError(f"{what}: {name} differs by {worst} of 255")
-    if not torch.allclose(found["state"], expected["state"], atol=SAME):
-        raise ContractError(f"{what}: state differs")
-    if list(found["task_description"]) != list(expected["task_description"]):
-        raise ContractError(f"{what}: task_description differs")
+        require(worst <= levels, f"{what}: {name} differs by {worst} of 255")
+    require(torch.allclose(found["state"], expected["state"], atol=SAME), f"{what}: state differs")
+    are_equal = list(found["task_description"]) == list(expected["task_description"])
+    require(are_equal, f"{what}: task_description differs")
 
 
 def _require_step(what: str, found: Step, expected: Step, levels: int, rows: Sequence[int] | None = None) -> None:
     """Equal results of a step; of ``rows`` of the expected one."""
     chosen = list(range(len(expected[1]))) if rows is None else list(rows)
     _require_equal(what, found[0], rows_of(expected[0], chosen), levels)
-    tolerance = SAME if not levels else 0.02
-    if not torch.allclose(found[1], expected[1][chosen], atol=tolerance):
-        raise ContractError(f"{what}: reward differs, {found[1].tolist()} and {expected[1][chosen].tolist()}")
+    is_near = torch.allclose(found[1], expected[1][chosen], atol=0.02 if levels else SAME)
+    require(is_near, f"{what}: reward differs, {found[1].tolist()} and {expected[1][chosen].tolist()}")
     flags = [{"terminated": step[2], "truncated": step[3], **step[4]} for step in (found, expected)]
     for name in ("terminated", "truncated", "success", "active", "finish_step", "executed"):
-        if not torch.equal(flags[0][name], flags[1][name][chosen]):
-            raise ContractError(f"{what}: {name} differs")
+        require(torch.equal(flags[0][name], flags[1][name][chosen]), f"{what}: {name} differs")

@@ -90,11 +90,10 @@ class StartsDefaults:
     views: Sequence[str] | None = None
 
 
-class GivenStarts:
+class GivenStarts(StartsDefaults):
     """Pictures with their sentences as the starts of one task, by number."""
 
     history = num_tasks = 1
-    views: Sequence[str] | None = None
 
     def __init__(
         self,

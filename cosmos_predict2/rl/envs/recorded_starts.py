@@ -156,7 +156,7 @@ class RecordedStarts:
         shapes = {tuple(pictures.shape[1:3]): self.names[i] for i, (pictures, _, _) in distinct.items()}
         if len(shapes) > 1:
             (one, first), (other, second) = [*shapes.items()][:2]
-            found = f"{self.path}: the pictures of {first} are {_size(one)}, those of {second} {_size(other)}"
+            found = f"{self.path}: the pictures of {first} are {one}, those of {second} {other} (height, width)"
             raise DataError(f"{found}: give the size that they are stretched to (starts.size).")
         pictures, actions, contexts = zip(*(distinct[i] for i in numbers), strict=True)
         known = next((rows for rows in actions if rows is not None), None)
@@ -242,10 +242,6 @@ class RecordedStarts:
         if self.size is not None:
             pictures = stretched(pictures.permute(3, 0, 1, 2), self.size, len(self.views)).permute(1, 2, 3, 0)
         return pictures, actions, context
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _metadata(path: Path) -> dict[str, str]:

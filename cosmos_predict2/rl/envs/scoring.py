@@ -98,7 +98,9 @@ class Book:
             "seeds": [int(draw.integers(2**31)) for draw in draws],
         }
         for name, values in drawn.items():
-            drawn[name] = _of_length(name, options.get(name), len(ids), values)
+            drawn[name] = values if options.get(name) is None else [int(value) for value in options[name]]
+            if (count := len(drawn[name])) != len(ids):
+                raise DataError(f"{name} has {count} numbers for {len(ids)} environments: one for each.")
         self.task_ids[ids] = numpy.mod(drawn["task_ids"], self.num_tasks)
         self.trial_ids[ids] = numpy.mod(drawn["trial_ids"], self.num_trials)
         self.seeds[ids] = drawn["seeds"]
@@ -187,15 +189,6 @@ class Book:
         for name, values in rows.items():
             getattr(self, name)[:] = values
         return content
-
-
-def _of_length(name: str, values: Any, count: int, default: list[int]) -> list[int]:
-    if values is None:
-        return default
-    given = [int(value) for value in values]
-    if len(given) != count:
-        raise DataError(f"{name} has {len(given)} numbers for {count} environments: one for each.")
-    return given
 
 
 @attrs.define(kw_only=True, slots=False)

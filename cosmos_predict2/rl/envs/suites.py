@@ -42,11 +42,20 @@ class SuitePlan:
     tasks: Sequence[str]
     episodes: int
     at_once: int
-    env: Callable[[int, Any], VecEnv]  # of so many places, for a policy
+    build: Callable[[int, Any], VecEnv]  # of so many places, for a policy
     in_blocks: bool  # an environment that goes to another task is built anew
     conditions: Callable[[], Mapping[str, Any]]  # what figures depend on
     fps: float
     has_workers: bool = False  # each place is a process of its own
+
+    def env(self, num_envs: int, policy: Any) -> VecEnv:
+        """The environment of so many places, for a policy that decides on as many numbers; one of None takes any."""
+        found = self.build(num_envs, policy)
+        if policy.action_dim not in (None, needed := found.metadata["action_dim"]):
+            found.close()
+            suite = found.metadata.get("suite", "the environment")
+            raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {suite} takes {needed}.")
+        return found
 
 
 def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> SuitePlan:
@@ -91,11 +100,11 @@ def _toy(
     except ValueError as error:
         raise ConfigError(f"--setting: {error}") from error
 
-    def env(num_envs: int, policy: Any) -> VecEnv:
+    def build(num_envs: int, policy: Any) -> VecEnv:
         width = {} if policy.action_dim is None else {"action_dim": policy.action_dim}
         return ToyEnv(num_envs, **width, tasks=tasks, setting=setting, split=split, num_steps=max_steps)
 
-    return SuitePlan(tasks, TOY_EPISODES, TOY_AT_ONCE, env, False, lambda: given, fps=8.0)
+    return SuitePlan(tasks, TOY_EPISODES, TOY_AT_ONCE, build, False, lambda: given, fps=8.0)
 
 
 for _name in TOYS:
@@ -156,14 +165,12 @@ def _imagined(address: str, tasks: list[str]) -> SuitePlan:
     options = {"part": "held_out"} if "held_out" in parts else {}
     names = tasks or [f"imagined {i + 1}" for i in range(facts["metadata"]["num_tasks"])]
 
-    def env(num_envs: int, policy: Any) -> VecEnv:
-        found = of_address(address, num_envs=num_envs, **options)
-        _require_action_dim(found, policy, address)
-        return found
+    def build(num_envs: int, policy: Any) -> VecEnv:
+        return of_address(address, num_envs=num_envs, **options)
 
     conditions = {"imagined_by": facts["inputs"], "verdict": card and card["verdict"]}
     episodes = len(parts.get("held_out", ())) or OWN_EPISODES
-    return SuitePlan(names, episodes, facts["num_envs"], env, False, lambda: conditions, fps=facts["fps"])
+    return SuitePlan(names, episodes, facts["num_envs"], build, False, lambda: conditions, fps=facts["fps"])
 
 
 class OwnDefaults:
@@ -180,9 +187,8 @@ def _own(cls: type, tasks: list[str]) -> SuitePlan:
         raise ConfigError(f"{name} is a class of gymnasium: {cure}.")
     names = tasks or [name]
 
-    def env(num_envs: int, policy: Any) -> VecEnv:
+    def build(num_envs: int, policy: Any) -> VecEnv:
         found: VecEnv = cls(num_envs) if hasattr(cls, "chunk_step") else WorkerEnv(cls, num_envs, chunk=policy.chunk)
-        _require_action_dim(found, policy, name)
         if len(names) > (num_tasks := found.metadata.get("num_tasks", len(names))):
             found.close()
             raise ConfigError(f"--tasks names {len(names)}, but {name} has {num_tasks}: a name for each, in order.")
@@ -193,14 +199,7 @@ def _own(cls: type, tasks: list[str]) -> SuitePlan:
 
     own: Any = completed(cls, OwnDefaults)
     episodes = min(OWN_EPISODES, own.num_trials * len(names)) if isinstance(own.num_trials, int) else OWN_EPISODES
-    return SuitePlan(names, episodes, AT_ONCE, env, False, dict, fps=10.0)
-
-
-def _require_action_dim(env: VecEnv, policy: Any, name: str) -> None:
-    """A policy whose width is None takes any."""
-    if policy.action_dim not in (None, needed := env.metadata["action_dim"]):
-        env.close()
-        raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {name} takes {needed}.")
+    return SuitePlan(names, episodes, AT_ONCE, build, False, dict, fps=10.0)
 
 
 def _words(name: str, sentences: Sequence[str]) -> dict[str, str]:
@@ -219,36 +218,32 @@ def _simulated(
     """``is_named``: the simulator has words for its tasks; one without takes those that the policy knows."""
     given = {key: value for key, value in settings.items() if value is not None}
 
-    def env(num_envs: int, policy: Any) -> VecEnv:
+    def build(num_envs: int, policy: Any) -> VecEnv:
         words = {} if is_named else _words(tasks[0], policy.sentences)
-        found = WorkerEnv(partial(make, **words, **given), num_envs, render=render, chunk=policy.chunk)
-        _require_action_dim(found, policy, "the simulator")
-        return found
+        return WorkerEnv(partial(make, **words, **given), num_envs, render=render, chunk=policy.chunk)
 
     def conditions() -> Mapping[str, Any]:
         drawn = {"renderer": rendering.works(render)[0]} if render else {}
         return {**given, **drawn, "packages": _versions()}
 
-    return SuitePlan(tasks, trials * len(tasks), AT_ONCE, env, True, conditions, 20.0, has_workers=True)
+    return SuitePlan(tasks, trials * len(tasks), AT_ONCE, build, True, conditions, 20.0, has_workers=True)
 
 
 @buildable("suite", "b1k")
 def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | None = None) -> SuitePlan:
     """Its places share one simulator, which takes a GPU: one episode at a time, unless more are asked for."""
-    from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, CONTROL_HZ, BehaviorEnv
+    from cosmos_predict2.rl.envs.simulators.behavior import CONTROL_HZ, BehaviorEnv
     from cosmos_predict2.rl.envs.simulators.omnigibson import TRIALS
 
     given = {key: value for key, value in dict(image_size=image_size, max_steps=max_steps).items() if value is not None}
     options: dict[str, Any] = dict(tasks=tasks or None, max_steps=max_steps, height=image_size, width=image_size)
 
-    def env(num_envs: int, policy: Any) -> VecEnv:
-        if policy.action_dim not in (None, ACTION_DIM):
-            raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, b1k takes {ACTION_DIM}.")
+    def build(num_envs: int, policy: Any) -> VecEnv:
         return BehaviorEnv(num_envs, chunk=policy.chunk, **options)
 
     names = tasks or BehaviorEnv(**options).metadata["tasks"]
     episodes = TRIALS * len(names)
-    return SuitePlan(names, episodes, 1, env, True, lambda: {**given, "packages": _versions()}, fps=float(CONTROL_HZ))
+    return SuitePlan(names, episodes, 1, build, True, lambda: {**given, "packages": _versions()}, fps=float(CONTROL_HZ))
 
 
 def _versions() -> dict[str, str]:

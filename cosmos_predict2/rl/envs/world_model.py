@@ -143,7 +143,12 @@ class WorldModelEnv(EnvDefaults):
             cure = "write them of its recordings, with scripts.make_reset_states, or train it on theirs."
             of_starts = ActionContract.read(starts.recorded.contract)
             self.contract.require(of_starts, "The world model", "the recordings of the starts have", cure)
-        max_steps = _settled_steps(max_steps, starts.recorded)
+        if max_steps is None:
+            if starts.recorded is None:
+                wrong = "env.max_steps=null is the length of recordings, which these starts do not record"
+                cure = "set the number of actions, or write the starts anew: python -m scripts.make_reset_states"
+                raise ConfigError(f"{wrong}: {cure}.")
+            max_steps = starts.recorded.num_actions
         self.head = imagination.state_head
         self.state_size, self.offload_policy = self.head.state_dim if self.head else state_size, offload
         self.views = imagination.views
@@ -468,15 +473,6 @@ class WorldModelEnv(EnvDefaults):
         """Forget the pictures; the world model is not this environment's own."""
         self._frames = self._first = self._actions = self._states = torch.empty(0)
         self._trail = None
-
-
-def _settled_steps(max_steps: int | None, recorded: RecordedFacts | None) -> int:
-    if max_steps is not None:
-        return max_steps
-    if recorded is None:
-        cure = "set the number of actions, or write the starts anew: python -m scripts.make_reset_states"
-        raise ConfigError(f"env.max_steps=null is the length of recordings, which these starts do not record: {cure}.")
-    return recorded.num_actions
 
 
 def _recorded_bounds(recorded: RecordedFacts | None, action_dim: int) -> Bounds | None:

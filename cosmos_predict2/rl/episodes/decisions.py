@@ -96,39 +96,6 @@ def predicted(policy: Policy, record: Mapping[str, Tensor], fresh: FreshDraws) -
     return policy.velocities(record, fresh.time_B_L.to(next(iter(record.values())).device), generators)
 
 
-def judged_at(
-    found: Velocities, fresh: FreshDraws, advantage_B: Tensor, rows_B_K: Tensor, rl: VLARLConfig
-) -> tuple[Clipped | WithoutRatio, Tensor | None]:
-    """The objective of decisions, each at L times one after the other, [B L]; and the square of what the velocities
-    are away from the reference's. ``rows_B_K`` are those that count."""
-    v = found.velocity_B_L_K_N
-    counts_B_1_K_1 = rows_B_K[:, None, :, None]
-
-    def counted(value: Tensor) -> Tensor:
-        return torch.where(counts_B_1_K_1, value.to(v).expand_as(v), 0.0).flatten(0, 1)
-
-    def of_decision(mean_BL: Tensor) -> Tensor:
-        share_B = rows_B_K.double().mean(dim=1).clamp(min=1 / rows_B_K.shape[1])
-        return mean_BL / share_B.repeat_interleave(v.shape[1]).to(mean_BL)
-
-    v_old = v.detach() if fresh.v_old_B_L_K_N is None else fresh.v_old_B_L_K_N
-    largest = LARGEST_ADVANTAGE if rl.advantage.adv_clip_max is None else rl.advantage.adv_clip_max
-    numbers = (rl.clip_ratio, rl.nft_beta, largest, of_decision, rl.clip_ratio_high, rl.dual_clip)  # as of clips
-    given = FreshNoise(
-        counted(found.x0_B_K_N[:, None]),
-        counted(found.noise_B_L_K_N),
-        fresh.time_B_L.flatten().to(v),
-        counted(v),
-        counted(v_old),
-        advantage_B.to(v).repeat_interleave(v.shape[1]),
-        *numbers,
-    )
-    terms: Clipped | WithoutRatio = objective_of(rl.objective).function(given)
-    if fresh.v_reference_B_L_K_N is None:
-        return terms, None
-    return terms, of_decision(mean_drift(given.v_B_C_T_H_W, counted(fresh.v_reference_B_L_K_N)))
-
-
 @dataclass(frozen=True)
 class Decisions:
     """Decisions that are trained on together, with the probabilities that they were drawn with, or ``fresh`` noise."""
@@ -146,18 +113,6 @@ class Decisions:
     is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
     teaches: bool = True  # there is something to learn in its minibatch, on any rank
     facts: Facts = field(default_factory=dict)
-
-
-def decisions_of(played: Trajectories, advantage_G_M: Tensor) -> Decisions:
-    """All of a rollout, without their probabilities."""
-    num_decisions = len(played.reward_M_E_A)
-    mask_B_A = (played.executed_M_E_A & played.is_valid_E[None, :, None]).flatten(0, 1)
-    return Decisions(
-        record={key: value.flatten(0, 1) for key, value in played.record.items()},
-        old_log_prob_B_K_N=None,
-        advantage_B=advantage_G_M.flatten().repeat(num_decisions),
-        mask_B_A=mask_B_A,
-    )
 
 
 def teaches_without_advantage(rl: VLARLConfig) -> bool:
@@ -406,14 +361,34 @@ def forward_loss(
 
     The distance to a reference is the mean of (v - v_reference)^2, as of clips.
     """
-    rows_B_K = rows_of_actions(valid_B_A, found.velocity_B_L_K_N.shape[2])
-    terms, drift = judged_at(found, fresh, advantage_B, rows_B_K, rl)
-    mask, by_time = rows_B_K.any(dim=1)[:, None, None], (-1, 1, fresh.time_B_L.shape[1])
+    v, num_times = found.velocity_B_L_K_N, fresh.time_B_L.shape[1]
+    rows_B_K = rows_of_actions(valid_B_A, v.shape[2])
+    mask, by_time = rows_B_K.any(dim=1)[:, None, None], (-1, 1, num_times)
+
+    def counted(value: Tensor) -> Tensor:
+        """[B L, K, N], with zeros in rows that do not count."""
+        return torch.where(rows_B_K[:, None, :, None], value.to(v).expand_as(v), 0.0).flatten(0, 1)
+
+    def of_decision(mean_BL: Tensor) -> Tensor:
+        share_B = rows_B_K.double().mean(dim=1).clamp(min=1 / rows_B_K.shape[1])
+        return mean_BL / share_B.repeat_interleave(num_times).to(mean_BL)
 
     def mean(value: Tensor) -> Tensor:
         each = value.reshape(by_time).mean(dim=2, keepdim=True)
         return aggregate(each, mask, rl.loss.aggregation, episode_sum_B, num_episodes)
 
+    largest = LARGEST_ADVANTAGE if rl.advantage.adv_clip_max is None else rl.advantage.adv_clip_max
+    numbers = (rl.clip_ratio, rl.nft_beta, largest, of_decision, rl.clip_ratio_high, rl.dual_clip)  # as of clips
+    given = FreshNoise(
+        counted(found.x0_B_K_N[:, None]),
+        counted(found.noise_B_L_K_N),
+        fresh.time_B_L.flatten().to(v),
+        counted(v),
+        counted(v.detach() if fresh.v_old_B_L_K_N is None else fresh.v_old_B_L_K_N),
+        advantage_B.to(v).repeat_interleave(num_times),
+        *numbers,
+    )
+    terms: Clipped | WithoutRatio = objective_of(rl.objective).function(given)
     loss = mean(terms.loss_B)
     watched = {"policy_loss": loss.detach()}
     if isinstance(terms, Clipped):
@@ -422,8 +397,8 @@ def forward_loss(
         watched |= _ratio_facts(terms, terms.ratio_B.log(), advantage, mask, rl, element_mean)
     else:
         watched |= terms.watched
-    if drift is not None:
-        kl = mean(drift)
+    if fresh.v_reference_B_L_K_N is not None:
+        kl = mean(of_decision(mean_drift(given.v_B_C_T_H_W, counted(fresh.v_reference_B_L_K_N))))
         watched["kl_to_reference"] = kl.detach()
         loss = loss + rl.kl_beta * kl
     return PolicyLoss(loss, watched)

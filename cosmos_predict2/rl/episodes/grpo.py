@@ -26,7 +26,6 @@ from cosmos_predict2.rl.episodes.decisions import (
     Decisions,
     FreshDraws,
     cloning_loss,
-    decisions_of,
     forward_loss,
     fresh_draws,
     in_minibatches,
@@ -332,9 +331,14 @@ class VLAGRPOModel(RLModel):
         is_kept_G = groups_within(*self._by_group(played), lower=rl.lower_bound, upper=rl.upper_bound)
         is_kept_E = is_kept_G.repeat_interleave(rl.group_size)
         played = replace(played, is_valid_E=played.is_valid_E & is_kept_E)  # out of bounds, as if they were lost
-        whole = decisions_of(played, experience.advantage_G_M)
+        whole = Decisions(
+            record={key: value.flatten(0, 1) for key, value in played.record.items()},
+            old_log_prob_B_K_N=None,
+            advantage_B=experience.advantage_G_M.flatten().repeat(len(played.reward_M_E_A)),
+            mask_B_A=(played.executed_M_E_A & played.is_valid_E[None, :, None]).flatten(0, 1),
+            facts={**experience.facts, **experience.group_facts},
+        )
         rows = rows_that_count(whole, rl)
-        whole = replace(whole, facts={**experience.facts, **experience.group_facts})
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
         part = (rows, -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device)
         if objective_of(rl.objective).is_ratio:

@@ -41,7 +41,7 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own(name: str) 
     assert unnamed.env(1, knowing).reset()[0]["task_description"] == ["to the goal"]
     with pytest.raises(ConfigError, match=r"cloned on 2 tasks.*\?sentence=to the goal', or another of"):
         unnamed.env(1, SimpleNamespace(action_dim=2, chunk=3, sentences=("to the goal", "away")))
-    with pytest.raises(ConfigError, match="decides on 7 numbers per action, the simulator takes 2"):
+    with pytest.raises(ConfigError, match=r"decides on 7 numbers per action, gym:OurPoint.*-v0 takes 2"):
         place.env(1, SimpleNamespace(action_dim=7, chunk=3))
 
 

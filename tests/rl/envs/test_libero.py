@@ -105,27 +105,27 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    for each in (libero.package, libero.find_suite, libero._task_names):
+    for each in (libero.package, libero.tasks_of, libero._task_names):
         each.cache_clear()
 
 
 def test_sentences_are_those_of_the_names(package: Path) -> None:
-    found = {name: [task.language for task in libero.find_suite(name).tasks] for name in libero.SUITES}
+    found = {name: [task.language for task in libero.tasks_of(name)] for name in libero.SUITES}
     assert found["libero_10"] == ["put both in the basket", "pick up the book"]
     assert found["libero_90"] == ["close the drawer", "pick up the bowl"]
     assert (
         found["libero_all"]
         == ["pick up the bowl", "pick up the milk", "open the drawer", "close the drawer"] + (found["libero_10"])
     )
-    assert libero.find_suite("libero_all").tasks[0].suite == "libero_spatial"  # of tasks that are in two, the first
-    assert [libero.find_suite(name).max_steps for name in libero.SUITES] == [220, 280, 300, 400, 520, 520]
+    assert libero.tasks_of("libero_all")[0].init_file.parent.name == "libero_spatial"  # of one in two suites, the first
+    assert [LiberoTask(name).max_steps for name in libero.SUITES] == [220, 280, 300, 400, 520, 520]
     assert not any(name.split(".")[0] == "libero" for name in sys.modules)
     with pytest.raises(ConfigError, match=r"no suite 'libero_gaol'.*libero_goal"):
-        libero.find_suite("libero_gaol")
+        libero.tasks_of("libero_gaol")
 
 
 def test_starts_are_read_without_running_the_file(package: Path, tmp_path: Path) -> None:
-    task = libero.find_suite("libero_90").tasks[1]
+    task = libero.tasks_of("libero_90")[1]
     states = libero.initial_states(task)
     assert states.dtype == numpy.float64 and states.shape == (50, 4) and states[3, 2] == 3 * 4 + 2 + 1
     ran = tmp_path / "ran"
@@ -329,20 +329,20 @@ def test_without_the_package_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) 
     _forget()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install --no-deps hf-libero"):
-        libero.find_suite("libero_10")
+        libero.tasks_of("libero_10")
     _forget()
 
 
 @pytest.mark.skipif(not PUBLISHED, reason=WITHOUT)
 def test_all_published_tasks_are_read() -> None:
-    tasks = libero.find_suite("libero_all").tasks
-    sizes = [len(libero.find_suite(name).tasks) for name in libero.MAX_STEPS]
+    tasks = libero.tasks_of("libero_all")
+    sizes = [len(libero.tasks_of(name)) for name in libero.MAX_STEPS]
     assert len(tasks) == 130 and sizes == [10, 10, 10, 90, 10]
     assert all(task.bddl_file.is_file() and libero.initial_states(task).shape[0] == 50 for task in tasks)
     assert all(task.language[0].islower() and "SCENE" not in task.language for task in tasks)
-    bowls = libero.find_suite("libero_spatial").tasks
+    bowls = libero.tasks_of("libero_spatial")
     assert bowls[3].language == "pick up the black bowl on the cookie box and place it on the plate"
-    baskets = libero.find_suite("libero_10").tasks
+    baskets = libero.tasks_of("libero_10")
     assert baskets[1].language == "put both the cream cheese box and the butter in the basket"
 
 
@@ -390,7 +390,7 @@ def test_a_published_task_is_played(assets: Path, monkeypatch: pytest.MonkeyPatc
 
     _boxes(assets)
     env = WorkerEnv(partial(LiberoTask, "libero_object", image_size=32), num_envs=1, render="auto", chunk=10)
-    names = [task.name for task in libero.find_suite("libero_object").tasks]
+    names = [task.name for task in libero.tasks_of("libero_object")]
     task = names.index("pick_up_the_milk_and_place_it_in_the_basket")
     actions = torch.rand(2, 10, 7, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
@@ -424,6 +424,6 @@ def test_two_published_tasks_are_evaluated(assets: Path, tmp_path: Path) -> None
     words += ["--image_size", "32", "--workers", "1", "--max_steps", "12", "--out", str(tmp_path)]
     assert evaluate_policy.command_line.main(evaluate_policy.parser, evaluate_policy.run, words) == 0
     found = json.loads((tmp_path / "evaluation.json").read_text())
-    names = [task.name for task in libero.find_suite("libero_object").tasks[:2]]
+    names = [task.name for task in libero.tasks_of("libero_object")[:2]]
     assert list(found["tasks"]) == names and [found["tasks"][name]["episodes"] for name in names] == [1, 1]
     assert found["packages"]["mujoco"] and found["packages"]["hf-libero"] and found["renderer"] in ("egl", "osmesa")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LIBERO's tasks as environments, each in a process of its own, and its suites, read without importing its package.
 
-    task = find_suite("libero_10").tasks[3]
+    task = tasks_of("libero_10")[3]
     task.language, initial_states(task)[0]      # a sentence, MuJoCo's state of the first start
 
 Importing LIBERO asks a question on the terminal the first time, and fetches 150 MB of assets when a scene is built.
@@ -49,18 +49,8 @@ class BddlTask:
 
     name: str
     language: str
-    suite: str
     bddl_file: Path
     init_file: Path
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Tasks in the published order; ``max_steps`` are those of evaluations."""
-
-    name: str
-    tasks: tuple[BddlTask, ...]
-    max_steps: int
 
 
 class LiberoTask:
@@ -84,7 +74,6 @@ class LiberoTask:
         fast_reset: bool = False,
         render_gpu: int = -1,
     ) -> None:
-        found = find_suite(suite)
         if num_steps_wait < 0:
             raise ConfigError(f"num_steps_wait={num_steps_wait} must be at least 0.")
         sizes = dict(image_size=image_size, height=height, width=width, max_steps=max_steps)
@@ -92,7 +81,7 @@ class LiberoTask:
             raise ConfigError(f"{wrong} must be at least 1.")
         self.tasks = chosen_tasks(suite, [str(task) for task in tasks or ()])
         self.num_tasks, self.num_trials, self.action_dim = len(self.tasks), TRIALS, ACTION_DIM
-        self.max_steps = max_steps or found.max_steps
+        self.max_steps = max_steps or MAX_STEPS.get(suite, max(MAX_STEPS.values()))
         self.metadata = {
             "suite": suite,
             "control_hz": CONTROL_HZ,
@@ -170,24 +159,24 @@ class LiberoTask:
 
 
 @cache
-def find_suite(name: str) -> Suite:
-    """The suite of this name; ``libero_all`` has the tasks of all, each once."""
-    if name not in SUITES:
-        raise ConfigError(f"LIBERO has no suite '{name}'.{near(name, SUITES)}")
-    if name == ALL:
+def tasks_of(suite: str) -> tuple[BddlTask, ...]:
+    """The tasks of a suite in the published order; ``libero_all`` has those of all, each once."""
+    if suite not in SUITES:
+        raise ConfigError(f"LIBERO has no suite '{suite}'.{near(suite, SUITES)}")
+    if suite == ALL:
         tasks: dict[str, BddlTask] = {}
-        for task in (task for part in MAX_STEPS for task in find_suite(part).tasks):
+        for task in (task for part in MAX_STEPS for task in tasks_of(part)):
             tasks.setdefault(task.name, task)
-        return Suite(name, tuple(tasks.values()), max(MAX_STEPS.values()))
-    names = _task_names().get(name)
+        return tuple(tasks.values())
+    names = _task_names().get(suite)
     if not names:
-        raise DataError(f"{package()} knows no tasks of {name}: reinstall LIBERO, {INSTALL}.")
-    return Suite(name, tuple(_task(name, each) for each in names), MAX_STEPS[name])
+        raise DataError(f"{package()} knows no tasks of {suite}: reinstall LIBERO, {INSTALL}.")
+    return tuple(_task(suite, name) for name in names)
 
 
 def chosen_tasks(name: str, wanted: Sequence[str] = ()) -> tuple[BddlTask, ...]:
     """The tasks of a suite, or those of these numbers or names."""
-    tasks = find_suite(name).tasks
+    tasks = tasks_of(name)
     places = {task.name: task for task in tasks} | {str(i): task for i, task in enumerate(tasks)}
     if unknown := [each for each in wanted if each not in places]:
         raise ConfigError(
@@ -214,7 +203,6 @@ def _task(suite_name: str, name: str) -> BddlTask:
     return BddlTask(
         name=name,
         language=_SCENE.sub("", name).replace("_", " "),
-        suite=suite_name,
         bddl_file=root / "bddl_files" / suite_name / f"{name}.bddl",
         init_file=root / "init_files" / suite_name / f"{name}.pruned_init",
     )

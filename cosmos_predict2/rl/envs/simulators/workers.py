@@ -84,7 +84,13 @@ class WorkerEnv(EnvDefaults):
                 f"The workers' make is a {type(self.make).__name__}, but they build their environment themselves:"
                 " give a callable, or a node, with _recursive_=False beside it so that it is not built before."
             )
-        self._factory = _pickled(self.make)
+        try:
+            self._factory = pickle.dumps(self.make)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"What builds the workers' environments cannot travel to another process: {error}. Give a class, a"
+                " functools.partial of one or a function of a module, not a lambda."
+            ) from error
         self._workers: dict[int, _Worker] = {}
         self._seen: dict[int, dict[str, Any]] = {}  # the last observation of each
         self._book: Book | None = None
@@ -160,13 +166,12 @@ class WorkerEnv(EnvDefaults):
         self._begin(book, begun, keeps_actions=True)
         self._play(book, {int(i): numpy.array(self._actions[i]) for i in begun if self._actions[i]})
 
-    def release(self) -> None:
-        """End the workers, so that others have their memory; the next call starts them again, without episodes."""
-        self.close()
-
     def close(self) -> None:
+        """End the workers, so that others have their memory; the next call starts them again, without episodes."""
         _end(self._workers)
         self._book, self._seen = None, {}
+
+    release = close
 
     # --- episodes
 
@@ -358,13 +363,3 @@ def _end(workers: dict[int, _Worker]) -> None:
         _, worker = workers.popitem()
         worker.process.join(max(0.0, deadline - time.monotonic()))
         worker.end()
-
-
-def _pickled(make: Any) -> bytes:
-    try:
-        return pickle.dumps(make)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"What builds the workers' environments cannot travel to another process: {error}. Give a class, a"
-            " functools.partial of one or a function of a module, not a lambda."
-        ) from error
