@@ -86,9 +86,7 @@ def add_trained_adapters(net: DiT, config: Any) -> None:
     for adapter in lora.adapters(net).values():
         adapter.lora_A.to(dtype)
         adapter.lora_B.to(dtype)
-    has_new_embedders = net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path)
-    own = own_patterns(net)
-    patterns = (*own, ACTION_EMBEDDERS) if has_new_embedders else own
+    patterns = absent_parts(net, config.model_manager_config.dit_path)
     for name, parameter in net.named_parameters():
         if ".lora_" not in name and any(fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(True)
@@ -154,8 +152,8 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
 def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
     """Patterns of the parameters that may begin anew though the others come from a file: those that the class of the
     network lists, and the embedders of actions."""
-    has_new_embedders = net.takes_actions and path and embedders_begin_anew(path)
-    return (*own_patterns(net), ACTION_EMBEDDERS) if has_new_embedders else own_patterns(net)
+    has_new_embedders = net.takes_actions and embedders_begin_anew(path)
+    return (*own_patterns(net), *([ACTION_EMBEDDERS] if has_new_embedders else []))
 
 
 def own_patterns(net: DiT) -> tuple[str, ...]:

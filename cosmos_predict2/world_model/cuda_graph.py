@@ -68,7 +68,7 @@ class GraphedNetwork:
             return output
 
         if self._pool is None:
-            self._pool = new_pool()
+            self._pool = torch.cuda.graph_pool_handle()  # for several: no result outlives the next replay
         return _Captured(inputs, prepared, capture(forward, self._device, self._pool))
 
 
@@ -78,11 +78,6 @@ class _Captured:
     prepared: Prepared | None
     replay: Callable[[], Tensor]
     source: Callable[[], Prepared | None] = lambda: None  # what ``prepared`` was last copied from
-
-
-def new_pool() -> Any:
-    """Memory for several graphs, none of whose results outlives the next replay."""
-    return torch.cuda.graph_pool_handle()
 
 
 def capture(forward: Callable[[], Tensor], device: torch.device, pool: Any) -> Callable[[], Tensor]:

@@ -26,16 +26,7 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.card import KNOWN, register
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion import rectified_flow
-from cosmos_predict2.diffusion.rectified_flow import (
-    NUM_TIMESTEPS,
-    add_noise,
-    at_least_float32,
-    nonuniform_weight,
-    per_frame,
-    rectified_flow_scaling,
-    rectified_flow_weight,
-)
-from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
+from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, add_noise, at_least_float32, flow_time, per_frame
 from cosmos_predict2.diffusion.solvers import FLOW_SOLVERS, SOLVERS, Denoise, SameNoise, Stepper, karras_sigmas
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
@@ -73,11 +64,11 @@ class Denoiser:
         """The clean latents predicted at ``sigma``, one level per sample [B] or [B, 1], or per latent frame [B, T]."""
         xt = at_least_float32(xt_B_C_T_H_W)
         sigma_B_T = at_least_float32(sigma).reshape(xt.shape[0], -1)
-        scaling = rectified_flow_scaling(sigma_B_T, self.t_scaling_factor)
+        scaling = rectified_flow.rectified_flow_scaling(sigma_B_T, self.t_scaling_factor)
         given_c_noise = None
         if self.sigma_conditional is not None:
             given = sigma_B_T.new_full((1, 1), self.sigma_conditional)
-            given_c_noise = rectified_flow_scaling(given, self.t_scaling_factor).c_noise
+            given_c_noise = rectified_flow.rectified_flow_scaling(given, self.t_scaling_factor).c_noise
         output = self._network(
             xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
         )
@@ -288,15 +279,15 @@ class EDM:
     ) -> tuple[Tensor, dict[str, Any]]:
         xt = add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_T)
         x0_pred = denoiser(xt, sigma_B_T, condition)
-        weight_B_T = rectified_flow_weight(sigma_B_T)
+        weight_B_T = rectified_flow.rectified_flow_weight(sigma_B_T)
         if not self.config.rectified_flow_loss_weight_uniform:
-            weight_B_T = weight_B_T * nonuniform_weight(sigma_B_T)
+            weight_B_T = weight_B_T * rectified_flow.nonuniform_weight(sigma_B_T)
         error = (x0_pred - x0_B_C_T_H_W) ** 2 * weight_B_T[:, None, :, None, None]
         return error, {"xt": xt, "x0_pred": x0_pred.detach(), "weights_per_sigma": weight_B_T}
 
     def errors_of_zero_velocity(self, output: Mapping[str, Any]) -> Tensor:
         x0, xt, sigma_B_T, condition = (output[key] for key in ("x0", "xt", "sigma", "condition"))
-        difference = (1 - per_frame(time_of(sigma_B_T))) * xt - x0
+        difference = (1 - per_frame(flow_time(sigma_B_T))) * xt - x0
         if condition.condition_mask_B_1_T_H_W is not None:
             difference = difference * (1 - condition.condition_mask_B_1_T_H_W)
         return difference.square() * per_frame(output["weights_per_sigma"])
@@ -357,7 +348,7 @@ class Flow:
         sigma_B_T: Tensor,
         condition: Condition,
     ) -> tuple[Tensor, dict[str, Any]]:
-        t_B_T = time_of(sigma_B_T)
+        t_B_T = flow_time(sigma_B_T)
         xt = rectified_flow.interpolate(x0_B_C_T_H_W, epsilon_B_C_T_H_W, t_B_T)
         target = rectified_flow.velocity(x0_B_C_T_H_W, epsilon_B_C_T_H_W)
         predicted = denoiser.velocity(xt, NUM_TIMESTEPS * t_B_T, condition)
@@ -396,7 +387,7 @@ class Student(Flow):
             raise ConfigError(
                 f"{STEPS_KEY}={self.num_steps}, but a student has 1 to {DISTILLED_STEPS} steps: set it to 1."
             )
-        conditional = 1000 * float(time_of(torch.tensor(config.sigma_conditional, dtype=torch.float64)))
+        conditional = 1000 * float(flow_time(torch.tensor(config.sigma_conditional, dtype=torch.float64)))
         scale = config.rectified_flow_t_scaling_factor / NUM_TIMESTEPS
         self.flow = config.flow or FlowConfig(timestep_scale=scale, conditional_frame_timestep=conditional)
         self.teacher, self.teacher_steps, self.guidance, self.causal = teacher, teacher_steps, guidance, causal

@@ -36,7 +36,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return replay
 
     monkeypatch.setattr(cuda_graph, "capture", capture)
-    monkeypatch.setattr(cuda_graph, "new_pool", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
 
     class Graphed(GraphedNetwork):
         def __init__(self, net: Any, device: torch.device) -> None:

@@ -166,21 +166,16 @@ def generate(world: WorldModel, clips: HeldOutClips, *, num_steps: int) -> Tenso
     videos = []
     for start in range(0, len(clips), BATCH):
         part = clips.part(start, start + BATCH)
-        given = part.video_B_C_F_H_W[:, :, : given_pixels(part)]
+        given = part.video_B_C_F_H_W[:, :, : pixel_frames(part.num_given)]
         text = part.condition.crossattn_emb_B_S_E
         options = SamplingOptions(num_steps=num_steps)
         videos.append(to_uint8(world.generate(given, text, seed=0, options=options)))
     return torch.cat(videos)
 
 
-def given_pixels(clips: HeldOutClips) -> int:
-    """The number of conditioning pixel frames of each clip."""
-    return pixel_frames(clips.num_given)
-
-
 def repeated(clips: HeldOutClips) -> Tensor:
     """Each clip with its last conditioning frame in place of all that follow."""
-    video, num = clips.video_B_C_F_H_W, given_pixels(clips)
+    video, num = clips.video_B_C_F_H_W, pixel_frames(clips.num_given)
     rest = video[:, :, num - 1 : num].expand(-1, -1, video.shape[2] - num, -1, -1)
     return torch.cat([video[:, :, :num], rest], dim=2)
 

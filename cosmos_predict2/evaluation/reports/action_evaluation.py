@@ -25,18 +25,8 @@ from torch import Tensor
 
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.views import split
-from cosmos_predict2.evaluation.metrics import inverse_dynamics, video_quality
-from cosmos_predict2.evaluation.metrics.controllability import (
-    SIGMAS,
-    ActionGap,
-    Distances,
-    action_condition,
-    action_gap,
-    differing,
-    lending_order,
-    partners,
-    video_distances,
-)
+from cosmos_predict2.evaluation.metrics import controllability, inverse_dynamics, video_quality
+from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Distances
 from cosmos_predict2.evaluation.metrics.imagined_chunks import by_chunk, things_by_chunk
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionAgreement
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, Table, aligned, shown_width
@@ -323,12 +313,12 @@ def gap_of(
     origins: Sequence[str] = (),
 ) -> ActionGap | None:
     """The action gap of the first chunk of each clip, with the actions as the model reads them."""
-    count = pipe.config.chunk_size
-    video, x0 = video_B_C_F_H_W[:, :, : count + 1], pipe.world.encode(video_B_C_F_H_W[:, :, : count + 1])
+    count, size = pipe.config.chunk_size, video_B_C_F_H_W.shape[-2:]
+    x0 = pipe.world.encode(video_B_C_F_H_W[:, :, : count + 1])
     epsilon = initial_noise(tuple(x0.shape), range(seed, seed + len(x0))).to(x0)
     text = torch.zeros(1, 1, pipe.dit.text_channels) if text_1_S_E is None else text_1_S_E
-    condition = action_condition(pipe.config, action_B_A_D[:, :count].to(x0), x0, text, video.shape[-2:])
-    return action_gap(pipe.world, x0, epsilon, condition, SIGMAS, origins=origins)
+    condition = controllability.action_condition(pipe.config, action_B_A_D[:, :count].to(x0), x0, text, size)
+    return controllability.action_gap(pipe.world, x0, epsilon, condition, origins=origins)
 
 
 def action_trials(
@@ -337,7 +327,8 @@ def action_trials(
     """Videos of the first chunk from a few first frames, each with its own actions and those of others."""
     chunk = pipe.config.chunk_size
     action = recordings.action_B_L_D[:, :chunk]
-    differs_B_B, order_B_B = differing(action), lending_order(recordings.origins, len(action))
+    differs_B_B = controllability.differing(action)
+    order_B_B = controllability.lending_order(recordings.origins, len(action))
     scenes, borrowed, videos = [], [], []
     for i in range(min(NUM_SCENES, len(recordings))):
         rows = [i]
@@ -360,7 +351,7 @@ def mean_distances(trials: ActionTrials) -> Distances | None:
     """The mean over the first frames; None where no two recordings have different actions."""
     if not trials.videos:
         return None
-    each = [video_distances(videos) for videos in trials.videos]
+    each = [controllability.video_distances(videos) for videos in trials.videos]
     return Distances(sum(d.actions for d in each) / len(each), sum(d.seeds for d in each) / len(each))
 
 
@@ -378,7 +369,8 @@ def following(
     probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
     frames = {IMAGINED: imagined_B_C_F_H_W[scored], CODED: _coded(pipe, truth[scored]), TRUE: truth[scored]}
     found = {kind: probe.score(video, action[scored]) for kind, video in frames.items()}
-    other, _ = partners(action[scored], [recordings.origins[i] for i in scored] if recordings.origins else ())
+    origins = [recordings.origins[i] for i in scored] if recordings.origins else ()
+    other, _ = controllability.partners(action[scored], origins)
     return found | {EXCHANGED: probe.score(frames[IMAGINED], action[scored][other])}
 
 

@@ -24,17 +24,8 @@ from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecor
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.trained_text import encode_commands
 from cosmos_predict2.tokenizers.sizes import size_problem, swapped_size
+from cosmos_predict2.tools.check import recordings
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of, kind_of
-from cosmos_predict2.tools.check.recordings import (
-    ActionTable,
-    RecordingJob,
-    bridge_table,
-    check_recording,
-    check_videos,
-    classic_faults_of,
-    index_faults,
-    lerobot_tables,
-)
 from imaginaire import foreign_json
 from imaginaire.config.schema import above, at_least
 from imaginaire.errors import ConfigError, DataError
@@ -91,7 +82,7 @@ class DatasetReport:
     lengths: list[int] = field(default_factory=list)  # frames of each episode, where a file may have several
     findings: list[Finding] = field(default_factory=list)  # errors (key KIND/FILE) and notes
     parts: list["DatasetReport"] = field(default_factory=list)
-    actions: list[ActionTable] = field(default_factory=list)
+    actions: list[recordings.ActionTable] = field(default_factory=list)
 
     def fault(self, file: Path | str, kind: str, message: str) -> None:
         self.findings.append(fault(file, kind, message))
@@ -338,13 +329,13 @@ def _has_latent_record(report: DatasetReport, place: Path) -> bool:
 
 def _check_recordings(report: DatasetReport, folder: Path, required: Requirements) -> None:
     files = [path for place in forms.annotation_folders(folder) for path in sorted(place.glob("*.json"))]
-    jobs = [RecordingJob(path, folder, required.num_frames, required.is_fast) for path in files]
+    jobs = [recordings.RecordingJob(path, folder, required.num_frames, required.is_fast) for path in files]
     workers = _workers(required, (folder / "videos").rglob("*.mp4"))
-    facts = [item for items in check_all(check_recording, jobs, folder, workers) for item in items]
+    facts = [item for items in check_all(recordings.check_recording, jobs, folder, workers) for item in items]
     report.clips = [item for item in facts if item.path]
     report.add_findings(facts)
     report.counts = {"recordings": len(files), "clips": len(report.clips)}
-    if (table := bridge_table(files)) is not None:
+    if (table := recordings.bridge_table(files)) is not None:
         _add_actions(report, [table])
 
 
@@ -352,23 +343,23 @@ def _check_lerobot(report: DatasetReport, folder: Path, required: Requirements) 
     source = LeRobotSource.open(folder)
     report.note(f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
     workers = _workers(required, folder.rglob("*.mp4"))
-    report.clips = check_videos(source, is_fast=required.is_fast, workers=workers)
+    report.clips = recordings.check_videos(source, is_fast=required.is_fast, workers=workers)
     try:
-        _add_actions(report, lerobot_tables(source))
+        _add_actions(report, recordings.lerobot_tables(source))
     except DataError as error:
         report.fault(folder, "actions", str(error))
     report.add_findings(report.clips)
-    report.findings += index_faults(source, report.clips, required.num_frames)
+    report.findings += recordings.index_faults(source, report.clips, required.num_frames)
     report.lengths = source.episodes.lengths.tolist()
     report.counts = {"episodes": len(source), "frames": sum(report.lengths)}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
     report.note(source.rate_note())
-    report.findings += classic_faults_of(source, with_pictures=not required.is_fast)
+    report.findings += recordings.classic_faults_of(source, with_pictures=not required.is_fast)
     if (note := source.episodes.several_tasks()) is not None:
         report.note(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
 
 
-def _add_actions(report: DatasetReport, tables: list[ActionTable]) -> None:
+def _add_actions(report: DatasetReport, tables: list[recordings.ActionTable]) -> None:
     report.actions = tables
     for table in tables:
         report.note(*table.notes())

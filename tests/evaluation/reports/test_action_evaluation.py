@@ -24,9 +24,9 @@ from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.data.video import media
+from cosmos_predict2.evaluation.metrics import controllability
 from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Distances
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionAgreement
-from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.evaluation.reports.action_evaluation import (
     CODED,
     EXCHANGED,
@@ -114,8 +114,8 @@ def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(
     pipe: Any, recordings: EvaluationClips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recordings = replace(recordings, origins=tuple("aaabbb"))
-    asked = mock.Mock(wraps=action_evaluation.action_gap)
-    monkeypatch.setattr(action_evaluation, "action_gap", asked)
+    asked = mock.Mock(wraps=controllability.action_gap)
+    monkeypatch.setattr(controllability, "action_gap", asked)
     report, _, tried = evaluate(knowing(pipe, recordings, moves=False), recordings, num_steps=3)
     assert asked.call_args.kwargs["origins"] == recordings.origins
     assert [rows[1] for rows in tried.borrowed] == [3, 4, 5, 0], "actions of another recording"
