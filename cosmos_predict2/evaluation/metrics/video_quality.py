@@ -24,11 +24,10 @@ PIXELS_AT_ONCE = 1 << 22
 
 def psnr(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
     """The ratio of peak signal to noise in dB, of the mean squared error over all clips."""
-
-    def measure(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
-        return (x_N_C_H_W - y_N_C_H_W).square().mean(dim=(1, 2, 3), dtype=torch.float64)
-
-    return (10 * torch.log10(255**2 / _by_frame(measure, video_B_C_F_H_W, truth_B_C_F_H_W))).clamp(max=HIGHEST_PSNR)
+    squared_F = _by_frame(
+        lambda x, y: (x - y).square().mean(dim=(1, 2, 3), dtype=torch.float64), video_B_C_F_H_W, truth_B_C_F_H_W
+    )
+    return (10 * torch.log10(255**2 / squared_F)).clamp(max=HIGHEST_PSNR)
 
 
 def clip_psnr(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
@@ -79,33 +78,24 @@ def gradient_similarity(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Ten
 
 def sharpness(video_B_C_F_H_W: Tensor) -> Tensor:
     """[F], the root mean square of the gradient of luminance. Blur takes it away (its plain mean it leaves alone)."""
-
-    def measure(x_N_C_H_W: Tensor, _: Tensor) -> Tensor:
-        return _gradient(_luma(x_N_C_H_W)).square().mean(dim=(1, 2, 3))
-
-    return _by_frame(measure, video_B_C_F_H_W, video_B_C_F_H_W).sqrt()
+    return _by_frame(lambda x: _gradient(_luma(x)).square().mean(dim=(1, 2, 3)), video_B_C_F_H_W).sqrt()
 
 
 def fine_detail(video_B_C_F_H_W: Tensor) -> Tensor:
     """[F], the mean square of the Laplacian of luminance: of edges alone, and lost sooner by blur than `sharpness`."""
 
-    def measure(x_N_C_H_W: Tensor, _: Tensor) -> Tensor:
+    def measure(x_N_C_H_W: Tensor) -> Tensor:
         kernel = x_N_C_H_W.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
         return functional.conv2d(_luma(x_N_C_H_W), kernel[None, None]).square().mean(dim=(1, 2, 3))
 
-    return _by_frame(measure, video_B_C_F_H_W, video_B_C_F_H_W)
+    return _by_frame(measure, video_B_C_F_H_W)
 
 
 def lpips(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
     """Perceptual distance of the package ``lpips`` with its AlexNet, 0 for equal frames."""
     network = lpips_package().LPIPS(net="alex", verbose=False).to(video_B_C_F_H_W.device)
-
-    def measure(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
-        with torch.no_grad():
-            found: Tensor = network(x_N_C_H_W / 127.5 - 1, y_N_C_H_W / 127.5 - 1)
-        return found.flatten()
-
-    return _by_frame(measure, video_B_C_F_H_W, truth_B_C_F_H_W)
+    with torch.no_grad():
+        return _by_frame(lambda x, y: network(x / 127.5 - 1, y / 127.5 - 1).flatten(), video_B_C_F_H_W, truth_B_C_F_H_W)
 
 
 def lpips_package() -> Any:
@@ -120,12 +110,12 @@ def lpips_package() -> Any:
     return package
 
 
-def _by_frame(measure: Callable[[Tensor, Tensor], Tensor], video: Tensor, truth: Tensor) -> Tensor:
-    """[F], the mean over the clips of ``measure`` over pictures [N, C, H, W]."""
-    frames, height, width = video.shape[2:]
-    x, y = (part.transpose(1, 2).flatten(0, 1) for part in (video, truth))
+def _by_frame(measure: Callable[..., Tensor], *videos: Tensor) -> Tensor:
+    """[F], the mean over the clips of ``measure`` over pictures [N, C, H, W] of each video."""
+    frames, height, width = videos[0].shape[2:]
     at_once = max(1, PIXELS_AT_ONCE // (height * width))
-    parts = [measure(a.float(), b.float()) for a, b in zip(x.split(at_once), y.split(at_once))]
+    split = (video.transpose(1, 2).flatten(0, 1).split(at_once) for video in videos)
+    parts = [measure(*(part.float() for part in of_videos)) for of_videos in zip(*split)]
     return torch.cat(parts).double().view(-1, frames).mean(dim=0)
 
 

@@ -186,7 +186,7 @@ class Runner:
         assert self._lock is not None
         environment = {**os.environ, _ROOT: str(self.folder)}
         printed: list[str] = []
-        left = _Left()
+        ends: list[float] = []  # of the step, by each of its lines with a time left
         began = time.monotonic()
         next_line = began + FIRST_LINE_S
         with (self.folder / f"logs/{step.name}.log").open("ab") as file:
@@ -199,7 +199,7 @@ class Runner:
                 pass_fds=[self._lock.fileno()],  # a step that outlives this process keeps the folder
             )
             threads = [
-                threading.Thread(target=self._copy, args=(pipe, file, printed, left, shown), daemon=True)
+                threading.Thread(target=self._copy, args=(pipe, file, printed, ends, shown), daemon=True)
                 for pipe, shown in ((child.stdout, True), (child.stderr, False))
             ]
             for thread in threads:
@@ -209,20 +209,21 @@ class Runner:
                     time.sleep(0.1)
                     if (now := time.monotonic()) >= next_line:
                         next_line = now + max(LINES_S, (now - began) / 20)
-                        in_step = left.seconds()
+                        in_step = max(0.0, ends[-1] - now) if ends else None
                         of_step = "" if in_step is None else f"{duration(in_step)} left, "
                         self._say(f"{number}: {of_step}{self._of_all(step, now - began, in_step)}")
             for thread in threads:
                 thread.join()
         return child.returncode, printed
 
-    def _copy(self, pipe: IO[bytes], file: IO[bytes], printed: list[str], left: "_Left", is_shown: bool) -> None:
+    def _copy(self, pipe: IO[bytes], file: IO[bytes], printed: list[str], ends: list[float], is_shown: bool) -> None:
         for line in pipe:
             file.write(line)
             file.flush()
             text = line.decode(errors="backslashreplace").rstrip()
             printed.append(text)
-            left.read(text)
+            if (left_s := time_left(text)) is not None:
+                ends.append(time.monotonic() + left_s)
             if is_shown and text:
                 self._say(f"    | {text}")
 
@@ -238,20 +239,12 @@ class Runner:
         return f"about {duration(left)} left of {duration(took + in_step_s + left)}"
 
 
-@dataclass
-class _Left:
-    """The time that a program still needed by its last line, less what has passed since."""
-
-    _last: tuple[float, float] | None = None
-
-    def read(self, line: str) -> None:
-        if found := _LEFT.search(line):
-            count, unit, more, smaller = found.groups()
-            seconds = int(count) * _SECONDS[unit] + (int(more) * _SECONDS[smaller] if more else 0)
-            self._last = (seconds, time.monotonic())
-
-    def seconds(self) -> float | None:
-        return None if self._last is None else max(0.0, self._last[0] - (time.monotonic() - self._last[1]))
+def time_left(line: str) -> float | None:
+    """Seconds that a program still needs by a line of its own; None where the line tells none."""
+    if (found := _LEFT.search(line)) is None:
+        return None
+    count, unit, more, smaller = found.groups()
+    return int(count) * _SECONDS[unit] + (int(more) * _SECONDS[smaller] if more else 0)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.tools.improve.steps import Runner, WayStep, _Left, digest
+from cosmos_predict2.tools.improve.steps import Runner, WayStep, digest, time_left
 from imaginaire.errors import ConfigError, TrainingError
 from tests.programs import warm_python
 
@@ -122,12 +122,9 @@ def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path)
 
 
 def test_time_left_is_read_from_what_programs_print() -> None:
-    left = _Left()
-    assert left.seconds() is None
-    left.read("embeddings: 120 of 400, 30 %, 1 h 20 min left")
-    assert left.seconds() == pytest.approx(4800, abs=5)
-    left.read("iter 100/3000 3 % loss 0.1 0.21 s/iter, 45 s left data 3 %")
-    assert left.seconds() == pytest.approx(45, abs=5)
+    assert time_left("embeddings: 120 of 400, 30 %, 1 h 20 min left") == 4800
+    assert time_left("iter 100/3000 3 % loss 0.1 0.21 s/iter, 45 s left data 3 %") == 45
+    assert time_left("iter 100/3000 3 % loss 0.1 0.21 s/iter") is None
 
 
 def test_steps_that_were_left_out_take_no_time_any_more(tmp_path: Path) -> None:
