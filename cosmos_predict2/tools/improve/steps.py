@@ -240,7 +240,7 @@ class Runner:
 
 
 def time_left(line: str) -> float | None:
-    """Seconds that a program still needs by a line of its own; None where the line tells none."""
+    """Seconds that a program still needs by a line of its own; None where it has none."""
     if (found := _LEFT.search(line)) is None:
         return None
     count, unit, more, smaller = found.groups()
