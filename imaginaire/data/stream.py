@@ -73,9 +73,8 @@ class ResumableLoader:
         self.dataset = dataset
         self.batch_size = batch_size
         self.shuffle = shuffle
-        self._options = {"num_workers": num_workers, "collate_fn": collate_fn, "timeout": timeout}
-        self._options["pin_memory"] = pin_memory and torch.cuda.is_available()
-        self._options["prefetch_factor"] = prefetch_factor if num_workers else None
+        self._options: dict[str, Any] = dict(num_workers=num_workers, prefetch_factor=prefetch_factor, timeout=timeout)
+        self._options |= dict(pin_memory=pin_memory, collate_fn=collate_fn)
 
     def __len__(self) -> int:
         """Batches of one pass over the data set, for each rank."""
@@ -220,15 +219,8 @@ class DataStream:
                     raise DataError(f"The sampler of {type(loader.dataset).__name__} gave no batch in epoch {epoch}.")
                 epoch, start, used = epoch + 1, start + max(seen, used), 0
 
-        options = {
-            "num_workers": loader.num_workers,
-            "pin_memory": loader.pin_memory and torch.cuda.is_available(),
-            "prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
-            "collate_fn": loader.collate_fn,
-            "worker_init_fn": loader.worker_init_fn,
-            "timeout": loader.timeout,
-            "multiprocessing_context": loader.multiprocessing_context,
-        }
+        names = ("num_workers", "prefetch_factor", "timeout", "pin_memory", "collate_fn", "worker_init_fn")
+        options = {name: getattr(loader, name) for name in (*names, "multiprocessing_context")}
         for batch in workers.load(loader.dataset, source(), self._seed, "sample", options):
             (self.epoch, self.samples_in_epoch, self.samples_seen), indices = drawn.popleft()
             yield with_positions(batch, indices)

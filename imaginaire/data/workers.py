@@ -35,6 +35,7 @@ def load(
     num_workers = options.get("num_workers", 0)
     if num_workers == 0:
         options.pop("timeout", None)
+        options.pop("prefetch_factor", None)
     start = WorkerStart(options.pop("worker_init_fn", None))
     collate = _Collate(options.pop("collate_fn", None) or default_collate)
     # its own generator: the loader must not draw its base seed from the model's
@@ -44,6 +45,7 @@ def load(
         generator=random.generator(seed, 0, "workers"),
         worker_init_fn=start,
         collate_fn=collate,
+        pin_memory=options.pop("pin_memory") and torch.cuda.is_available(),
         **options,
     )
     return _batches_or_error(registered(iter(loader)), num_workers)
