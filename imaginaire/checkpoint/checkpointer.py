@@ -387,7 +387,8 @@ def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer
 def check_room(state: TrainingState, run_dir: str, *, gathers: bool) -> None:
     """Raise at the start when disk or host memory do not suffice for the first save."""
     trained = [p for p in state.model.parameters() if p.requires_grad]
-    needed = parallel.num_bytes(state.model.checkpoint_state().values())  # weights and average ...
+    # of the whole tensors, also where they are sharded: weights and average ...
+    needed = sum(tensor.nbytes for tensor in state.model.checkpoint_state().values())
     needed += sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)  # ... moments and masters
     # rank 0 gathers, so its answer is everybody's
     problem = _lack_of_room(needed, run_dir, gathers=gathers) if distributed.is_rank0() else None

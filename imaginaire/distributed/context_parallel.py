@@ -66,17 +66,19 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         # One all-to-all and a sum: the order of the sum is that of the ranks with every backend.
-        sent = grads[0].unflatten(ctx.dim, (ctx.group.size(), -1)).movedim(ctx.dim, 0).contiguous()
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=ctx.group)
-        return received.sum(0), None, None
+        return _all_to_all(grads[0], ctx.dim, ctx.group).sum(0), None, None
 
 
 def _exchanged(x: Tensor, scatter_dim: int, gather_dim: int, group: dist.ProcessGroup) -> Tensor:
-    sent = x.unflatten(scatter_dim, (group.size(), -1)).movedim(scatter_dim, 0).contiguous()
+    return _all_to_all(x, scatter_dim, group).movedim(0, gather_dim).flatten(gather_dim, gather_dim + 1)
+
+
+def _all_to_all(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """[ranks, ...]: this rank's part along ``dim`` of what each rank has."""
+    sent = x.unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
-    return received.movedim(0, gather_dim).flatten(gather_dim, gather_dim + 1)
+    return received
 
 
 def _part_size(x: Tensor, dim: int, num_parts: int) -> int:

@@ -7,7 +7,6 @@ parameters are averaged over all ranks by `GradientAverager`, and what replicas 
 buffers) comes from rank 0.
 """
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -438,8 +437,3 @@ def shard_blocks(module: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMes
     for block in blocks:
         fully_shard(block, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
-
-
-def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the whole tensors, shards counted at full size."""
-    return sum(math.prod(t.shape) * t.element_size() for t in tensors)
