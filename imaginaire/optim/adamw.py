@@ -56,14 +56,14 @@ def fused_adamw(
     """
     if optim_type not in ("fusedadam", "adamw"):
         raise ConfigError(f"optimizer.optim_type is '{optim_type}'.{near(optim_type, ('fusedadam', 'adamw'))}")
-    groups = _parameter_groups(model, weight_decay, decay_1d)
     if optim_type == "adamw":
         if moments != "float32" or offload:
             raise ConfigError(
                 f"optimizer.optim_type=adamw keeps torch's state on the device, but optimizer.moments={moments} and"
                 f" optimizer.offload={offload} are set: take optimizer.optim_type=fusedadam."
             )
-        return _torch_adamw(groups, lr=lr, betas=betas, eps=eps)
+        return adamw(model, lr, weight_decay, betas, eps, decay_1d)
+    groups = _parameter_groups(model, weight_decay, decay_1d)
     kept: dict[str, Any] = dict(master_weights=master_weights, capturable=capturable, moments=moments, offload=offload)
     return FusedAdamW(groups, lr=lr, betas=betas, eps=eps, **kept)
 
@@ -77,7 +77,15 @@ def adamw(
     decay_1d: bool = True,
 ) -> Optimizer:
     """torch's AdamW, fused where the device has the kernel, of every parameter that requires a gradient; no masters."""
-    return _torch_adamw(_parameter_groups(model, weight_decay, decay_1d), lr=lr, betas=betas, eps=eps)
+    groups = _parameter_groups(model, weight_decay, decay_1d)
+    _check_hyperparameters(lr, betas, eps, weight_decay)
+    params = [param for group in groups for param in group["params"]]
+    if low := {param.dtype for param in params} - {torch.float32, torch.float64}:
+        names = ", ".join(sorted(str(dtype) for dtype in low))
+        log.warning("AdamW has no float32 masters of %s parameters: small updates get lost; fusedadamw has them", names)
+    fused = params[0].device.type in FUSED_DEVICES
+    beta1, beta2 = map(float, betas)
+    return AdamW(groups, lr=float(lr), betas=(beta1, beta2), eps=float(eps), fused=fused)
 
 
 class FusedAdamW(Optimizer):
@@ -115,7 +123,14 @@ class FusedAdamW(Optimizer):
         super().__init__(params, defaults)
         self.moments, self.offload = moments, offload
         self._draws: torch.Generator | None = None  # of the roundings of a step
-        _check_forms(self)
+        trained = [param for group in self.param_groups for param in group["params"]]
+        if offload and any(map(is_dtensor, trained)):
+            raise ConfigError(
+                "optimizer.offload=True keeps the state of one card's weights on its host, but parameters are sharded:"
+                " set model.config.fsdp_shard_size=0, or optimizer.offload=False (shards need less memory each)."
+            )
+        if moments != "float32" and any(param.dtype == torch.float64 for param in trained):
+            raise ConfigError(f"optimizer.moments={moments}, but float64 parameters have float64 moments.")
         for group in self.param_groups:
             device = group["params"][0].device
             if capturable and device.type in CAPTURING_DEVICES:
@@ -229,18 +244,6 @@ class _Row:
             self.weight.copy_(found.weight, non_blocking=True)
 
 
-def _check_forms(optimizer: FusedAdamW) -> None:
-    """Raise for parameters whose state cannot be kept as the optimizer is configured."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if optimizer.offload and any(is_dtensor(param) for param in params):
-        raise ConfigError(
-            "optimizer.offload=True keeps the state of one card's weights on its host, but parameters are sharded: set"
-            " model.config.fsdp_shard_size=0, or optimizer.offload=False (shards need less memory each)."
-        )
-    if optimizer.moments != "float32" and any(param.dtype == torch.float64 for param in params):
-        raise ConfigError(f"optimizer.moments={optimizer.moments}, but float64 parameters have float64 moments.")
-
-
 def _put_lr_on(device: torch.device, group: dict[str, Any]) -> None:
     """The rate as a tensor; schedulers still start from the exact number."""
     group["initial_lr"] = group["lr"]
@@ -340,18 +343,6 @@ def _dense_like(grad: Tensor, weight: Tensor) -> Tensor:
     if grad.stride() == weight.stride():
         return grad.to(weight.dtype)
     return torch.empty_like(weight).copy_(grad)
-
-
-def _torch_adamw(groups: list[dict[str, Any]], lr: float, betas: Sequence[float], eps: float) -> AdamW:
-    for group in groups:
-        _check_hyperparameters(lr, betas, eps, group["weight_decay"])
-    params = [param for group in groups for param in group["params"]]
-    if low := {param.dtype for param in params} - {torch.float32, torch.float64}:
-        names = ", ".join(sorted(str(dtype) for dtype in low))
-        log.warning("AdamW has no float32 masters of %s parameters: small updates get lost; fusedadamw has them", names)
-    fused = params[0].device.type in FUSED_DEVICES
-    beta1, beta2 = map(float, betas)
-    return AdamW(groups, lr=float(lr), betas=(beta1, beta2), eps=float(eps), fused=fused)
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float, decay_1d: bool) -> list[dict[str, Any]]:

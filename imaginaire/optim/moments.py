@@ -29,18 +29,17 @@ BLOCK = 256
 SMALLEST = 4096
 
 
-def form_of(param: Tensor, form: str) -> str:
+def form_of(shape: Sequence[int], form: str) -> str:
     """The form of the moments of a parameter in a run that keeps them in ``form`` where that is worth it."""
-    if form == "int8" and (param.dim() < 2 or param.numel() < SMALLEST):
-        return "float32"
-    return form
+    return "float32" if form == "int8" and (len(shape) < 2 or math.prod(shape) < SMALLEST) else form
 
 
 def kept_bytes(shape: Sequence[int], form: str, itemsize: int, rows: int | None = None) -> int:
     """Bytes of both moments of a parameter of that shape and dtype, of all its rows or of a shard with so many."""
     width = math.prod(shape[1:])
     numel = (shape[0] if rows is None else rows) * width
-    if form == "int8" and len(shape) >= 2 and math.prod(shape) >= SMALLEST:
+    form = form_of(shape, form)
+    if form == "int8":
         return 2 * (numel + 4 * numel // width * -(-width // BLOCK))
     return 2 * numel * (2 if form == "bfloat16" else max(4, itemsize))
 
@@ -54,11 +53,11 @@ def empty(param: Tensor, form: str, key: str, device: torch.device) -> dict[str,
         pins = like.device.type == "cuda"
         return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=device, pin_memory=pins).zero_()
 
-    if form_of(param, form) == "bfloat16":
-        return {key: zeros(param, torch.bfloat16)}
-    if form_of(param, form) == "float32":
-        return {key: zeros(param, torch.promote_types(param.dtype, torch.float32))}
-    return {key: zeros(param, torch.uint8), key + SCALE: zeros(_scale_like(param), torch.float32)}
+    form = form_of(param.shape, form)
+    if form == "int8":
+        return {key: zeros(param, torch.uint8), key + SCALE: zeros(_scale_like(param), torch.float32)}
+    wide = torch.promote_types(param.dtype, torch.float32)
+    return {key: zeros(param, torch.bfloat16 if form == "bfloat16" else wide)}
 
 
 def opened(value: Tensor, scale: Tensor | None, *, signed: bool, device: torch.device) -> Tensor:
@@ -105,7 +104,7 @@ def form_in(values: Mapping[str, Any]) -> str:
 def loaded(values: dict[str, Any], key: str, param: Tensor, form: str, device: torch.device) -> dict[str, Tensor]:
     """A saved moment, whole or sharded, in the form and at the place in which this run keeps it."""
     scale, live = values.get(key + SCALE), empty(param, form, key, device)
-    if form_in(values) == form_of(param, form):
+    if form_in(values) == form_of(param.shape, form):
         for name, target in live.items():
             copy_shard(target, values[name].detach())
         return live

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -24,13 +24,7 @@ log = logging.getLogger(__name__)
 _MUCH_LONGER = 5  # than the run, of a schedule whose end hardly counts
 
 
-class Schedule(Protocol):
-    """f(n), and the number of steps after which it no longer changes (None: never ends)."""
-
-    @property
-    def length(self) -> float | None: ...
-
-    def __call__(self, n: int) -> float: ...
+Schedule = Callable[[int], float]
 
 
 def lambda_linear(
@@ -66,10 +60,6 @@ def constant(rate: float = 1.0) -> "ConstantSchedule":
 class ConstantSchedule:
     rate: float
 
-    @property
-    def length(self) -> float | None:
-        return None
-
     def __call__(self, n: int) -> float:
         return self.rate
 
@@ -80,10 +70,6 @@ class Repeated:
 
     schedule: Schedule
     period: int
-
-    @property
-    def length(self) -> float | None:
-        return None
 
     def __call__(self, n: int) -> float:
         return self.schedule(n % self.period)
@@ -183,11 +169,6 @@ class ConfiguredLR(LambdaLR):
         self._last_lr = rates
 
 
-def build_scheduler(optimizer: Optimizer, schedule: Schedule) -> ConfiguredLR:
-    """The torch scheduler that multiplies each group's rate by the schedule."""
-    return ConfiguredLR(optimizer, schedule)
-
-
 def _cycles(*lists: Any) -> tuple[Cycle, ...]:
     names = ("warm_up_steps", "cycle_lengths", "f_start", "f_max", "f_min")
     columns = []
@@ -218,11 +199,12 @@ def _number(name: str, value: Any) -> float:
 def note_end(scheduler: LRScheduler, max_iter: int) -> None:
     """Log when the schedule ends before the run does, and warn when it is made for a much longer run."""
     for f in dict.fromkeys(getattr(scheduler, "lr_lambdas", [])):
-        length = getattr(f, "length", None)
-        if length is not None and length < max_iter:
-            ends = f"the schedule ends after {int(length)} steps, trainer.max_iter is {max_iter}"
+        if not isinstance(f, CycleSchedule):
+            continue
+        if f.length < max_iter:
+            ends = f"the schedule ends after {int(f.length)} steps, trainer.max_iter is {max_iter}"
             log.info("scheduler: %s; its last value holds from there on", ends)
-        if isinstance(f, CycleSchedule) and max_iter and f.is_beyond(max_iter):
+        if max_iter and f.is_beyond(max_iter):
             count = len(f.cycles)
             fit = max_iter // count
             log.warning(

@@ -189,7 +189,7 @@ def _wanted_keys(optimizer: Optimizer, param: Tensor) -> set[str] | None:
 def _other_forms(optimizer: Optimizer, params: Mapping[str, Tensor], saved: Saved) -> set[str]:
     """Forms of saved moments that this run keeps in another."""
     found = {name: moments.form_in(saved[name]) for name in params if "exp_avg" in saved.get(name, {})}
-    kept = {name: moments.form_of(params[name], _kept(optimizer, params[name])[0]) for name in found}
+    kept = {name: moments.form_of(params[name].shape, _kept(optimizer, params[name])[0]) for name in found}
     is_ours = isinstance(optimizer, FusedAdamW)
     return {form for name, form in found.items() if (is_ours or form == "int8") and form != kept[name]}
 

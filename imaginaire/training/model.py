@@ -127,7 +127,7 @@ class ImaginaireModel(nn.Module):
 
     def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> tuple[Optimizer, LRScheduler]:
         optimizer = lazy_config.instantiate(optimizer_cfg, model=self)
-        return optimizer, schedules.build_scheduler(optimizer, lazy_config.instantiate(scheduler_cfg))
+        return optimizer, schedules.ConfiguredLR(optimizer, lazy_config.instantiate(scheduler_cfg))
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         return parallel.clip_grad_norm_(self.parameters(), max_norm)

@@ -229,7 +229,7 @@ class VLAGRPOModel(RLModel):
         optimizer = lazy_config.instantiate(optimizer_cfg, model=self.net)
         schedule = lazy_config.instantiate(scheduler_cfg)
         if self.refinement is None:
-            return optimizer, schedules.build_scheduler(optimizer, schedule)
+            return optimizer, schedules.ConfiguredLR(optimizer, schedule)
         config = self.refinement.config
         other = lazy_config.instantiate(config.optimizer, model=self.world_model)
         once = schedules.constant() if config.scheduler is None else lazy_config.instantiate(config.scheduler)

@@ -118,7 +118,7 @@ class CloningModel(ImaginaireModel):
 
     def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> Any:
         optimizer = lazy_config.instantiate(optimizer_cfg, model=self.net)
-        return optimizer, schedules.build_scheduler(optimizer, lazy_config.instantiate(scheduler_cfg))
+        return optimizer, schedules.ConfiguredLR(optimizer, lazy_config.instantiate(scheduler_cfg))
 
     def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         report = super().load_checkpoint_state(state)

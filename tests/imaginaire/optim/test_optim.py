@@ -17,10 +17,10 @@ from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim.adamw import FusedAdamW, _put_lr_on, _UpdateWithApex, adamw, fused_adamw
 from imaginaire.optim.muon import muon
 from imaginaire.optim.schedules import (
+    ConfiguredLR,
     PartsOptimizer,
     PartsScheduler,
     Repeated,
-    build_scheduler,
     constant,
     lambda_cosine,
     lambda_linear,
@@ -352,7 +352,7 @@ def test_state_of_another_optimizer_is_refused() -> None:
 
 def test_the_configs_hyper_parameters_win_and_differences_are_noted() -> None:
     model, optimizer = _trained()
-    build_scheduler(optimizer, lambda_linear([10], [100], [0.5], [1.0], [0.0]))
+    ConfiguredLR(optimizer, lambda_linear([10], [100], [0.5], [1.0], [0.0]))
     state = copy.deepcopy(named_state(optimizer, model))
     again = fused_adamw(model, lr=5e-3, weight_decay=0.2)
     notes = load_named_state(again, model, state)
@@ -394,7 +394,7 @@ _QUARTER = 0.2 + 0.4 * (1 + math.cos(math.pi / 4))
 def test_schedules_have_these_values_also_after_pickling(f: Any, values: dict[int, float]) -> None:
     for schedule in (f, pickle.loads(pickle.dumps(f))):
         assert {n: schedule(n) for n in values} == pytest.approx(values, rel=1e-12)
-    assert lambda_linear([2, 0], [4, 2], [0.0, 0.5], [1.0, 0.5], [0.2, 0.1]).length == 6 and constant().length is None
+    assert lambda_linear([2, 0], [4, 2], [0.0, 0.5], [1.0, 0.5], [0.2, 0.1]).length == 6
 
 
 def test_scheduler_drives_the_rate_and_resumes_with_the_configs_schedule(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_scheduler_drives_the_rate_and_resumes_with_the_configs_schedule(tmp_pat
 
     def build(lr: float, f_max: float) -> tuple[torch.optim.Optimizer, Any]:
         optimizer = fused_adamw(model, lr=lr, decay_1d=False)
-        return optimizer, build_scheduler(optimizer, lambda_linear([4], [100], [0.0], [f_max], [0.0]))
+        return optimizer, ConfiguredLR(optimizer, lambda_linear([4], [100], [0.0], [f_max], [0.0]))
 
     optimizer, scheduler = build(0.1, 1.0)
     rates = []
@@ -429,7 +429,7 @@ def test_a_rate_in_a_tensor_follows_the_schedule() -> None:
         optimizer = fused_adamw(model, lr=1e-2)
         if in_tensor:  # what capturable does on CUDA
             _put_lr_on(torch.device("cpu"), optimizer.param_groups[0])
-        scheduler = build_scheduler(optimizer, lambda_linear([4], [100], [0.1], [1.0], [0.0]))
+        scheduler = ConfiguredLR(optimizer, lambda_linear([4], [100], [0.1], [1.0], [0.0]))
         for step in range(6):
             _set_grads(model, step)
             optimizer.step()
