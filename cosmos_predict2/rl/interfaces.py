@@ -33,6 +33,8 @@ class Clips:
 
 @dataclass(frozen=True)
 class Ticket:
+    """The promise of scores; a reward may derive one that holds what it needs to keep it."""
+
     request_id: str
 
 

@@ -95,15 +95,6 @@ def test_a_reward_names_what_it_looks_at_and_was_not_given(true: Tensor) -> None
             reward(clips, _context(true))
 
 
-def test_batches_of_clips_that_are_alike_have_a_score_each(true: Tensor) -> None:
-    """Their request is the same, as its number follows from the clips; what they are compared with may differ."""
-    reward = LocalReward(lambda clips, context: context["score"])
-    tickets = [reward.submit(_clips(true), {"score": torch.full((4,), float(i))}, "one") for i in range(2)]
-    assert [reward.fetch(ticket, 0.0).value_B[0].item() for ticket in tickets] == [0.0, 1.0]
-    with pytest.raises(KeyError):
-        reward.fetch(tickets[0], 0.0)
-
-
 def test_clips_in_which_nothing_moves_have_no_agreement(true: Tensor) -> None:
     still = _still(true)
     assert not LocalReward(verifiable.Agreement())._score(_clips(true), _context(still)).is_valid_B.any()

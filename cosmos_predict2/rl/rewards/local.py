@@ -4,6 +4,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ REWARDS = buildable.shipped(
 )
 
 
+@dataclass(frozen=True)
+class _Scored(Ticket):
+    scores: Scores
+
+
 class LocalReward(RewardDefaults):
     """``function`` gives a number for each clip. What is not finite is invalid, and so is all where it raises."""
 
@@ -44,18 +50,13 @@ class LocalReward(RewardDefaults):
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
         self.needs_pixels = bool(getattr(function, "needs_pixels", False))
-        self._scores: dict[str, list[Scores]] = {}  # of clips that are alike one after the other
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
-        self._scores.setdefault(request_id, []).append(self._score(clips, context))
-        return Ticket(request_id)
+        return _Scored(request_id, self._score(clips, context))
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        waiting = self._scores[ticket.request_id]
-        found = waiting.pop(0)
-        if not waiting:
-            del self._scores[ticket.request_id]
-        return found
+        assert isinstance(ticket, _Scored)
+        return ticket.scores
 
     def _score(self, clips: Clips, context: Mapping[str, Any]) -> Scores:
         size = len(clips.prompts)

@@ -2,7 +2,7 @@
 """A reward that a service computes: requests go out in the background, scores are fetched when they are needed.
 
 Works with this project's service and with the published one. Whatever goes wrong makes scores invalid, never wrong: it
-is logged and counted, and the run goes on.
+is logged, and the run goes on.
 """
 
 import contextlib
@@ -122,12 +122,12 @@ def _answer(status: int, body: bytes, headers: Any) -> Answer:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Asked(Ticket):
     """A request that was posted: its body, for as long as it may have to be posted again."""
 
     body: bytes
     size: int
-    ticket: "Future[tuple[str, dict[str, str]]]"
+    number: "Future[tuple[str, dict[str, str]]]"  # of the service, and the headers of its pulls
 
 
 class RemoteReward(RewardDefaults):
@@ -169,15 +169,10 @@ class RemoteReward(RewardDefaults):
         self.context = tuple(context)
         self.submit_deadline_s = submit_deadline_s
         self.wait_s = wait_s
-        self.num_clips = 0
-        self.num_invalid = 0
-        self._asked: dict[str, list[_Asked]] = {}  # clips that are alike have one id
         self._turns = threading.Semaphore(4)
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
-        asked = self._post(clips, context, request_id, self.submit_deadline_s)
-        self._asked.setdefault(request_id, []).append(asked)
-        return Ticket(request_id)
+        return self._post(clips, context, request_id, self.submit_deadline_s)
 
     def probe(self, clips: Clips, context: Mapping[str, Any], deadline: float) -> None:
         """Raise unless the service takes the token, has this reward, and scores these clips within the deadline."""
@@ -218,27 +213,19 @@ class RemoteReward(RewardDefaults):
             )
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        waiting = self._asked.get(ticket.request_id)
-        if not waiting:
-            raise KeyError(f"no request '{ticket.request_id}' was submitted, or its scores were fetched before")
-        asked = waiting.pop(0)
-        if not waiting:
-            del self._asked[ticket.request_id]
+        assert isinstance(ticket, _Asked)
         try:
-            scores = self._scores(asked, time.monotonic() + deadline)
+            return self._scores(ticket, time.monotonic() + deadline)
         except (DataError, NoAnswer) as error:
-            log.warning("the reward %s of %d clips is invalid: %s", self.reward, asked.size, error)
-            scores = Scores(torch.zeros(asked.size), torch.zeros(asked.size, dtype=torch.bool))
-        self.num_clips += asked.size
-        self.num_invalid += int((~scores.is_valid_B).sum())
-        return scores
+            log.warning("the reward %s of %d clips is invalid: %s", self.reward, ticket.size, error)
+            return Scores(torch.zeros(ticket.size), torch.zeros(ticket.size, dtype=torch.bool))
 
     def _post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _Asked:
         """A request for scores, on its way."""
         sent = {name: value for name, value in context.items() if name in self.context}
         options: dict[str, Any] = dict(media=self.media, context=sent, latent_dtype=self.latent_dtype)
         body = with_request_id(wire.encode(clips, {self.reward: 1.0}, **options), request_id)
-        asked = _Asked(body, len(clips.prompts), Future())
+        asked = _Asked(request_id, body, len(clips.prompts), Future())
         given = asked, time.monotonic() + deadline
         # a daemon: the end of a run doesn't wait for a service that is gone
         threading.Thread(target=self._send, args=given, daemon=True, name="reward request").start()
@@ -247,12 +234,12 @@ class RemoteReward(RewardDefaults):
     def _send(self, asked: _Asked, ends: float) -> None:
         with self._turns:
             try:
-                asked.ticket.set_result(self._enqueue(asked.body, ends))
-            except Exception as error:  # who asks for the ticket meets it
-                asked.ticket.set_exception(error)
+                asked.number.set_result(self._enqueue(asked.body, ends))
+            except Exception as error:  # who asks for the number meets it
+                asked.number.set_exception(error)
 
     def _enqueue(self, body: bytes, ends: float) -> tuple[str, dict[str, str]]:
-        """The ticket of a request, and the headers for its pulls."""
+        """The service's number of a request, and the headers for its pulls."""
         limit = min(max(30 + 3 * len(body) / 1e6, 60), 600)
         kind = {"Content-Type": "application/octet-stream"}
         answer = self._ask(self.address.enqueue_url, body, kind, ends, lambda left: min(limit, left))
@@ -299,7 +286,7 @@ class RemoteReward(RewardDefaults):
 
     def _scores(self, asked: _Asked, ends: float) -> Scores:
         try:
-            number, headers = asked.ticket.result(timeout=max(0.0, ends - time.monotonic()))
+            number, headers = asked.number.result(timeout=max(0.0, ends - time.monotonic()))
         except Late:
             raise NoAnswer("the request could not be delivered before the deadline") from None
         answer = self._pull(number, headers, ends)

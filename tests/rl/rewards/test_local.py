@@ -17,7 +17,7 @@ from tests.rl.rewards.doubles import clips_of
 HERE = __name__
 
 
-def test_a_function_gives_scores_in_order_and_leaves_nothing_behind() -> None:
+def test_a_function_gives_its_numbers_and_parts_and_says_which_are_valid() -> None:
     weight = torch.ones((), requires_grad=True)
     given = [torch.tensor([1.0, float("nan"), float("inf"), -float("inf")]), torch.arange(4)]
     parts = {"part": torch.tensor([1, 2, 3, 4]), "list": [1, 2, 3, 4], "words": ["Good"] * 4}
@@ -29,7 +29,6 @@ def test_a_function_gives_scores_in_order_and_leaves_nothing_behind() -> None:
     assert second.value_B.tolist() == [0, 1, 2, 3] and second.is_valid_B.all()
     assert not first.value_B.requires_grad and first.value_B.dtype == torch.float32
     assert {name: part.tolist() for name, part in first.parts.items()} == dict(part=[1, 2, 3, 4], list=[1, 2, 3, 4])
-    assert not reward._scores
     for wrong in (torch.ones(4, 1), torch.ones(())):
         with pytest.raises(DataError, match="4 clips"):
             LocalReward(lambda clips, context, wrong=wrong: wrong).submit(clips_of(*"abcd"), {}, "id")  # type: ignore
