@@ -66,6 +66,8 @@ def test_a_verdict_and_its_logits(folder: Path) -> None:
     again = judge(clips("c", "d"), {})
     assert torch.equal(found["value"], again["value"])  # and asks its question, whatever the caption
     asking: Any = build(REWARDS["cosmos_reason1"], {"asks_caption": True}, model_path=str(folder), device="cpu")
+    with pytest.raises(ConfigError, match="system_prompt_path nowhere cannot be read"):
+        build(REWARDS["cosmos_reason1"], {"system_prompt_path": "nowhere"}, model_path=str(folder), device="cpu")
     captions = ["a", "<|video_pad|>"]
     assert torch.isfinite(asking(clips(*captions), {})["value"]).all()
     assert not torch.equal(asking(clips("a", "b"), {})["value"], asking(clips("c", "d"), {})["value"])

@@ -135,6 +135,9 @@ def test_the_published_wording_is_read_from_a_file(name: str, qwen3: Any, robome
     file.write_text("Is this so? True")
     with pytest.raises(ConfigError, match=r"\{task\}"):
         judge_of(name, place, {"prompt_path": str(file)})
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        judge_of(name, place, {"prompt_path": str(file)})
 
 
 def test_what_is_no_robometer_is_refused(tmp_path: Path) -> None:

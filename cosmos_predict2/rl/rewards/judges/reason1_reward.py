@@ -2,7 +2,6 @@
 """The physical plausibility of a video, judged by Cosmos-Reason1-7B-Reward (a Qwen2.5-VL that answers Yes or No)."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +51,9 @@ class Reason1Reward:
         model = pretrained.from_folder(kind, model_path, config=config, dtype=chosen)
         weights.refuse_not_finite(parallel.not_finite(dict(model.named_parameters())), model_path)
         self.model = model.to(self.device).eval()
-        self.system = Path(system_prompt_path).read_text(encoding="utf-8").strip() if system_prompt_path else SYSTEM
+        self.system = SYSTEM
+        if system_prompt_path:
+            self.system = qwen_video.wording("system_prompt_path", system_prompt_path, SYSTEM).strip()
         self.question = question
         self.asks_caption = asks_caption
         self.clips_at_once = clips_at_once

@@ -5,9 +5,7 @@ TOPReward is the log-probability of the last word of a statement, "True", by an 
 heads read progress and success behind each frame. Clips' prompts are the tasks.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +16,7 @@ from cosmos_predict2.rl.rewards.judges import qwen_video
 from cosmos_predict2.text import pretrained, qwen_vl
 from imaginaire import foreign_json
 from imaginaire.checkpoint import weight_files, weights
-from imaginaire.errors import CheckpointError, ConfigError
-
-log = logging.getLogger(__name__)
+from imaginaire.errors import CheckpointError
 
 BASE, ROBOMETER, ROBOMETER_BASE = "Qwen/Qwen3-VL-8B-Instruct", "lerobot/Robometer-4B", "Qwen/Qwen3-VL-4B-Instruct"
 PATCH, HALF = 16, (0.5, 0.5, 0.5)  # pixels; mean and deviation of colours
@@ -51,12 +47,13 @@ class TOPReward:
     ) -> None:
         package = pretrained.transformers()
         self.max_frames, self.clips_at_once = max_frames, clips_at_once
-        self.prompt = _prompt(prompt_path, STATEMENT)
+        self.prompt = qwen_video.wording("prompt_path", prompt_path, STATEMENT, [TASK]).strip()
         self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, model_path)
         config = pretrained.config_of(package.Qwen3VLConfig, model_path)
         tied = ("lm_head.weight",) if config.text_config.tie_word_embeddings else ()
         make = package.Qwen3VLForConditionalGeneration
-        self.model = _loaded(lambda: make(config), weights.read(model_path), model_path, device, dtype, tied)
+        place, source = qwen_video.place_and_dtype(device, dtype), weights.read(model_path)
+        self.model = qwen_video.loaded(lambda: make(config), source, model_path, place, tied)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
         log_B = qwen_video.in_batches(clips, self._asked, self._judged, self.clips_at_once)[:, 0]
@@ -96,7 +93,7 @@ class Robometer:
     ) -> None:
         package = pretrained.transformers()
         self.max_frames, self.clips_at_once = max_frames, clips_at_once
-        self.prompt = _prompt(prompt_path, QUESTION)
+        self.prompt = qwen_video.wording("prompt_path", prompt_path, QUESTION, [TASK]).strip()
         self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, base_path)
         for token in SPECIAL:
             self.tokenizer.add_tokens([token], special_tokens=True)
@@ -113,7 +110,8 @@ class Robometer:
             )
         source = weights.renamed(weights.read(model_path), _robometer_name)
         bins = int(settings.get("progress_discrete_bins", 10))
-        self.model = _loaded(lambda: _Robometer(config, bins), source, model_path, device, dtype)
+        place = qwen_video.place_and_dtype(device, dtype)
+        self.model = qwen_video.loaded(lambda: _Robometer(config, bins), source, model_path, place)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
         progress_B, success_B = qwen_video.in_batches(clips, self._asked, self._judged, self.clips_at_once).unbind(1)
@@ -163,18 +161,6 @@ def _robometer_name(name: str) -> str | None:
     return name.removeprefix("model.") if name.startswith("model.model.") else name
 
 
-def _loaded(
-    make: Any, source: Mapping[str, Tensor], path: str, device: str, dtype: str, allow_missing: Sequence[str] = ()
-) -> Any:
-    place, chosen = qwen_video.place_and_dtype(device, dtype)
-    made: Any = pretrained.load(make, source, path, allow_missing=allow_missing, dtype=chosen, device=place)
-    # Their tables are in no file, and must not be rounded to the weights' dtype.
-    text, vision = made.model.language_model, made.model.visual
-    text.rotary_emb = type(text.rotary_emb)(text.config).to(place)
-    vision.rotary_pos_emb = type(vision.rotary_pos_emb)(vision.config).to(place)
-    return made
-
-
 def _evenly(video_C_F_H_W: Tensor, count: int) -> Tensor:
     """[count, C, H, W]: frames from the first to the last one; of one frame the last."""
     last = video_C_F_H_W.shape[1] - 1
@@ -186,13 +172,3 @@ def _asked_of(tokenizer: Any, text: str, frames_F_C_H_W: Tensor, model: Any, *, 
     sizes = [max(1, total // together) for total in (LEAST, MOST)]
     patches = qwen_vl.patches_of(frames_F_C_H_W, sizes[0], sizes[1], PATCH, HALF, HALF)
     return qwen_vl.asked_of(tokenizer, text, patches, model.config.video_token_id)
-
-
-def _prompt(path: str, own: str) -> str:
-    if not path:
-        log.warning("the judge of a robot's progress reads our wording: scores differ from those of the published one")
-        return own
-    text = Path(path).read_text(encoding="utf-8").strip()
-    if text.count(TASK) != 1:
-        raise ConfigError(f"prompt_path {path}: expected {TASK} in it once.")
-    return text

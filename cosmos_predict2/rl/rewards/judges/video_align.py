@@ -6,10 +6,8 @@ output at each of them into a score. The public folder has ``model_config.json``
 ``model.pth`` (all weights, adapters beside them) and ``tokenizer/``.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +20,7 @@ from cosmos_predict2.text import pretrained, qwen_vl
 from cosmos_predict2.text.qwen_vl import FRAMES, SIDE
 from imaginaire import foreign_json
 from imaginaire.checkpoint import weight_files, weights
-from imaginaire.errors import CheckpointError, ConfigError
-
-log = logging.getLogger(__name__)
+from imaginaire.errors import CheckpointError
 
 MODEL = "KwaiVGI/VideoReward"
 BASE = "Qwen/Qwen2-VL-2B-Instruct"
@@ -69,16 +65,16 @@ class VideoAlign:
         clips_at_once: int = 4,
     ) -> None:
         package = pretrained.transformers()
-        place, chosen = qwen_video.place_and_dtype(device, dtype)
+        place = qwen_video.place_and_dtype(device, dtype)
         checkpoint = _newest_checkpoint(model_path)
         self.settings = _settings(model_path)
         self.clips_at_once = clips_at_once
-        self.instruction = _instruction(instruction_path)
+        self.instruction = qwen_video.wording("instruction_path", instruction_path, INSTRUCTION, [*TOKENS, TEXT])
         config = pretrained.config_of(package.AutoConfig, base_path)
         subfolder = f"{checkpoint}/tokenizer"
         self.tokenizer: Any = pretrained.from_folder(package.AutoTokenizer, model_path, subfolder=subfolder)
         self.tokens = [self.tokenizer.convert_tokens_to_ids(token) for token in TOKENS]
-        self.network = _network(weight_files.below(model_path, checkpoint), config, self.settings, chosen, place)
+        self.network = _network(weight_files.below(model_path, checkpoint), config, self.settings, place)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
         scores_B_3 = qwen_video.in_batches(clips, self._asked, self._scores, self.clips_at_once)
@@ -138,24 +134,21 @@ class _Network(nn.Module):
         self.rm_head = nn.Linear(config.text_config.hidden_size, num_outputs, bias=False)
 
 
-def _network(folder: str, config: Any, settings: Mapping[str, Any], dtype: Any, device: torch.device) -> _Network:
+def _network(
+    folder: str, config: Any, settings: Mapping[str, Any], place: tuple[torch.device, torch.dtype]
+) -> _Network:
     path = weight_files.below(folder, "model.pth")
     lora = settings["peft_lora_config"]
     if lora.get("use_rslora"):
         raise CheckpointError(f"{folder}: use_rslora scales its adapters in a way that is not read here.")
-    merged = merge_lora_state(weights.read(path), float(lora["lora_alpha"]), where=path, dtype=dtype)
+    merged = merge_lora_state(weights.read(path), float(lora["lora_alpha"]), where=path, dtype=place[1])
     source = weights.renamed(merged, weight_name)
     for name in (EMBEDDINGS, "rm_head.weight"):
         if name not in source:
             raise CheckpointError(f"{path} is not VideoAlign: it has no {name}.")
     config.text_config.vocab_size = weight_files.shape_of(source, EMBEDDINGS)[0]  # the reward's tokens are among them
     num_outputs = weight_files.shape_of(source, "rm_head.weight")[0]
-    made: Any = pretrained.load(lambda: _Network(config, num_outputs), source, path, dtype=dtype, device=device)
-    # Their tables are in no file, and must not be rounded to the weights' dtype.
-    text, vision = made.model.language_model, made.model.visual
-    text.rotary_emb = type(text.rotary_emb)(config.text_config).to(device)
-    vision.rotary_pos_emb = type(vision.rotary_pos_emb)(config.vision_config).to(device)
-    return made  # type: ignore[no-any-return]
+    return qwen_video.loaded(lambda: _Network(config, num_outputs), source, path, place)  # type: ignore[no-any-return]
 
 
 def weight_name(name: str) -> str | None:
@@ -190,16 +183,3 @@ def _settings(model_path: str) -> dict[str, Any]:
     if not all(isinstance(one, (int, float)) and 0 < one < math.inf for one in (fps, pixels, alpha)):
         raise CheckpointError(f"{place}: fps, max_frame_pixels and lora_alpha are numbers above 0.")
     return found  # type: ignore[no-any-return]
-
-
-def _instruction(path: str) -> str:
-    if not path:
-        log.warning("VideoAlign reads our instruction: scores differ somewhat from those of the published one.")
-        return INSTRUCTION
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"instruction_path {path} cannot be read: {error.strerror}.") from error
-    if lost := [part for part in (*TOKENS, TEXT) if text.count(part) != 1]:
-        raise ConfigError(f"instruction_path {path}: expected {lost[0]} in it once.")
-    return text
