@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of the queue between the server, which takes requests, and the workers, which score them.
+"""The queue between the server, which takes requests, and the workers, which score them: its contract.
 
 A request is one body and one job for each reward it asks for. A job is leased to a worker for a while and must be
 renewed; a lease that ran out is given to another worker, and what its first worker still writes is refused. So a job
@@ -15,13 +15,12 @@ version; what failed, was forgotten or has another version is scored anew.
 
 import os
 import socket
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
 
 STATES = ("queued", "running", "done", "failed")
 _TICKETS = uuid.UUID("6a0f4f1c-52f1-4f0e-9a43-9d0c6f7e2b11")
@@ -36,7 +35,8 @@ class QueueUnusable(Exception):
 
 
 class OtherBody(DataError):
-    """A request id that was used before, with another body."""
+    def __init__(self) -> None:
+        super().__init__("This request id was used before, with another body.")
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,19 @@ class Queue(Protocol):
     def close(self) -> None: ...
 
 
+def open_queue(place: str, limits: Limits) -> Queue:
+    """The queue at ``place``: redis://HOST:PORT/DB (or rediss://, unix://), else a file of SQLite."""
+    if place.startswith(("redis://", "rediss://", "unix://")):
+        from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
+
+        return RedisQueue(place, limits)
+    if "://" in place:
+        raise ConfigError(f"--queue {place}: expected redis://HOST:PORT/DB, or the path of a file for SQLite.")
+    from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
+
+    return SQLiteQueue(place, limits)
+
+
 def ticket_of(request_id: str | None) -> str:
     """The ticket of a request: of a client's own id always the same one."""
     return str(uuid.uuid5(_TICKETS, request_id) if request_id else uuid.uuid4())
@@ -130,11 +143,6 @@ def ticket_of(request_id: str | None) -> str:
 def worker_name(reward: str) -> str:
     """A name that no other worker has had."""
     return f"{reward}@{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-
-
-def now() -> float:
-    """Seconds that processes and restarts agree on."""
-    return time.time()
 
 
 def death_reason(deaths: int, reason: str) -> str:

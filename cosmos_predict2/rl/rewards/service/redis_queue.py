@@ -167,7 +167,7 @@ class RedisQueue:
         pairs = [text for pair in rewards.items() for text in pair]
         answer = self._run("put", ticket, digest, body, num_clips, *most, *pairs)
         if answer == b"other":
-            raise queue.OtherBody("This request id was used before, with another body.")
+            raise queue.OtherBody
         if answer == b"full":
             raise queue.QueueFull("the limit of waiting jobs or bytes is reached.")
         return bool(answer == b"new")

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import time as now  # processes and restarts agree on it
 from typing import Any
 
 from cosmos_predict2.rl.rewards.service import queue
-from cosmos_predict2.rl.rewards.service.queue import Job, Limits, QueueUnusable, now
+from cosmos_predict2.rl.rewards.service.queue import Job, Limits, QueueUnusable
 from imaginaire.errors import ConfigError
 
 _SCHEMA = """
@@ -63,7 +64,7 @@ class SQLiteQueue:
         with self._writing() as db:
             found = db.execute("SELECT digest FROM requests WHERE ticket = ?", (ticket,)).fetchone()
             if found is not None and found[0] != digest:
-                raise queue.OtherBody("This request id was used before, with another body.")
+                raise queue.OtherBody
             known = db.execute("SELECT reward, state, version FROM jobs WHERE ticket = ?", (ticket,)).fetchall()
             good = {
                 reward

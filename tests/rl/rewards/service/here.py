@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from cosmos_predict2.rl.rewards.service.open_queue import open_queue
+from cosmos_predict2.rl.rewards.service.queue import open_queue
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.server import Service
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings

@@ -20,7 +20,6 @@ import redis
 
 from cosmos_predict2.rl.rewards.service import queue as queues
 from cosmos_predict2.rl.rewards.service import redis_queue, sqlite_queue
-from cosmos_predict2.rl.rewards.service.open_queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import (
     Job,
     Limits,
@@ -30,6 +29,7 @@ from cosmos_predict2.rl.rewards.service.queue import (
     QueueUnusable,
     Status,
     death_reason,
+    open_queue,
 )
 from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
@@ -58,11 +58,10 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
         queue.close()
 
 
-def test_no_two_workers_and_no_two_requests_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_two_workers_and_no_two_requests_have_one_name() -> None:
     assert len({queues.worker_name("a") for _ in range(9)}) == len({queues.ticket_of(None) for _ in range(9)}) == 9
     assert queues.ticket_of("run/1") == queues.ticket_of("run/1") != queues.ticket_of("run/2")
-    monkeypatch.setattr(time, "time", lambda: 5.0)  # which processes and restarts agree on
-    assert queues.now() == 5.0
+    assert sqlite_queue.now is time.time  # which processes and restarts agree on
 
 
 def test_many_threads_lease_each_job_once(opened: Open) -> None:
@@ -361,8 +360,6 @@ class OfRedis:
     counts_settled = False
 
     def __init__(self, place: str, clock: Callable[[], float], patch: pytest.MonkeyPatch) -> None:
-        import redis
-
         self.place, self.clock = place, clock
         self.server = redis.Redis.from_url(place)
         script = redis_queue._COMMON.replace("redis.call('TIME')", "{redis.call('GET', 'clock'), 0}")
@@ -485,8 +482,6 @@ def test_the_queue_does_what_its_contract_says(limits: Limits, clock_and_place: 
 
 
 def await_redis(port: int) -> None:
-    import redis
-
     for _ in range(int(10 * HANG_S)):
         try:
             redis.Redis(port=port).ping()
@@ -511,7 +506,5 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def redis_url(redis_server: str) -> str:
     """An empty Redis."""
-    import redis
-
     redis.Redis.from_url(redis_server).flushdb()
     return redis_server

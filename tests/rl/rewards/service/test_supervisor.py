@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.rl.rewards.service import supervisor as supervisors
-from cosmos_predict2.rl.rewards.service.open_queue import open_queue
+from cosmos_predict2.rl.rewards.service.queue import open_queue
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import (
     BROKEN,
@@ -31,7 +31,7 @@ from tests.programs import HANG_S
 # Without torch, so that a start takes a moment: the lease, the turns and the events are those of a worker.
 WORKER = """
 import json, os, sys, threading, time
-from cosmos_predict2.rl.rewards.service.open_queue import open_queue
+from cosmos_predict2.rl.rewards.service.queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Limits
 
 told = json.loads(sys.stdin.readline())
