@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
     value = None
     if args.reward:  # the probability of success that it sees in pictures
         reward = ResnetReward(args.reward).to(device)
-        value = lambda pictures_N_H_W_C: reward.probabilities(pictures_N_H_W_C[:, None])[:, 0]  # noqa: E731
+        value = lambda pictures_N_H_W_C: reward.outputs(pictures_N_H_W_C[:, None])[:, 0, 0]  # noqa: E731
     if args.measure:
         figures = figures_of(_tokenizer(args.measure, device), value=value)
         storage.write_json(Path(args.out), {"tokenizer": args.measure, **about, **figures.as_dict()})

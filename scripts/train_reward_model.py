@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
             part.require_both("at the ends of held-out episodes, which are compared,")
     pictures = LabelledPictures.joined(shown.learnt)
     log.info("%d pictures to learn from, %d with success", len(pictures), int(pictures.success_N.sum()))
-    options = success_training.TrainingOptions(args.steps, args.lr, args.batch_size, mirror=False)
+    options = success_training.TrainingOptions(args.steps, args.lr, args.batch_size)
     losses = success_training.train(model, pictures, options, args.seed, device)
     scales = success_training.scale_to(model, LabelledPictures.joined(list(shown.calibrating.values())))
     kinds = [*shown.calibrating.values(), *shown.calibrating_ends]

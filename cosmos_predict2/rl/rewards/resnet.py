@@ -131,17 +131,16 @@ class ResnetReward(FrameRewardDefaults):
         value_E_F = is_success_E_F.float() if self.rounded else outputs_E_F_K[:, :, self._column]
         return Judgement(value_E_F, is_success_E_F)
 
-    def probabilities(self, frames_E_F_H_W_C: Tensor) -> Tensor:
-        """Probabilities of success, [E, F], of uint8 pictures."""
-        return self.outputs(frames_E_F_H_W_C)[:, :, 0]
-
-    @torch.no_grad()
     def outputs(self, frames_E_F_H_W_C: Tensor) -> Tensor:
         """The probability of success, and progress where the classifier has it, [E, F, K], of uint8 pictures."""
-        device = next(self.model.parameters()).device
-        pictures = frames_E_F_H_W_C.flatten(0, 1)
-        found = [self.model.logits(to_unit(part.to(device))).sigmoid() for part in pictures.split(_AT_ONCE)]
-        return torch.cat(found).unflatten(0, frames_E_F_H_W_C.shape[:2])
+        return log_odds(self.model, frames_E_F_H_W_C.flatten(0, 1)).sigmoid().unflatten(0, frames_E_F_H_W_C.shape[:2])
+
+
+@torch.no_grad()
+def log_odds(model: SuccessClassifier, pictures_N_H_W_C: Tensor) -> Tensor:
+    """The classifier's log-odds of uint8 pictures, [N, K], on its device."""
+    device = next(model.parameters()).device
+    return torch.cat([model.logits(to_unit(part.to(device))) for part in pictures_N_H_W_C.split(_AT_ONCE)])
 
 
 def to_unit(pictures_B_H_W_C: Tensor) -> Tensor:

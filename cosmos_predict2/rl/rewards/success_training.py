@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as binary_cross_entropy
 
 from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
-from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, to_unit
+from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, log_odds, to_unit
 from imaginaire.errors import DataError, TrainingError
 from imaginaire.log import Progress
 from imaginaire.random import generator
 
-_AT_ONCE = 256
+_SHIFT = 2  # pixels, by which pictures are moved at most
 _LEAST = 0.02  # share of positives, below which a threshold is no choice
 _NEARLY = 0.9  # of the best
 # Kinds of pictures: of recordings as they are, as the tokenizer leaves them, and with their actions imagined.
@@ -100,7 +100,6 @@ class TrainingOptions:
     batch_size: int = 64
     positives: float = 0.5  # share of a batch
     near_misses: float = 0.3  # share of a batch, where there are some
-    mirror: bool = True  # also learn from mirrored pictures: of tasks that have no left and right
 
 
 def train(
@@ -115,7 +114,7 @@ def train(
     with Progress("success classifier", options.steps, unit="step") as progress:
         for step in range(options.steps):
             rows = torch.cat([kind[torch.randint(len(kind), (count,), generator=draws)] for kind, count in counts])
-            images = augmented(to_unit(pictures.pictures_N_H_W_C[rows]), draws, mirror=options.mirror).to(device)
+            images = augmented(to_unit(pictures.pictures_N_H_W_C[rows]), draws).to(device)
             outputs = zip(model.logits(images).T, wanted_N_K[rows].to(device).T, strict=True)
             loss = torch.stack([binary_cross_entropy(logits, wanted) for logits, wanted in outputs]).sum()
             optimizer.zero_grad()
@@ -142,25 +141,17 @@ def _batch_of(pictures: LabelledPictures, options: TrainingOptions) -> list[tupl
     return [(kind, count) for kind, count in zip(kinds, counts, strict=True) if count > 0]
 
 
-def augmented(images_B_C_H_W: Tensor, draws: torch.Generator, shift: int = 2, *, mirror: bool = True) -> Tensor:
-    """The same scenes seen otherwise: mirrored, shifted by pixels, brighter or darker, with a little noise."""
-    batch = len(images_B_C_H_W)
-    mirrored = torch.rand(2, batch, 1, 1, 1, generator=draws) < (0.5 if mirror else 0.0)
-    images = torch.where(mirrored[0], images_B_C_H_W.flip(3), images_B_C_H_W)
-    images = torch.where(mirrored[1], images.flip(2), images)
-    padded = torch.nn.functional.pad(images, [shift] * 4, mode="replicate")
-    top, left = torch.randint(0, 2 * shift + 1, (2,), generator=draws).tolist()
-    images = padded[:, :, top : top + images.shape[2], left : left + images.shape[3]]
+def augmented(images_B_C_H_W: Tensor, draws: torch.Generator) -> Tensor:
+    """The same scenes seen otherwise: shifted by pixels, brighter or darker, with a little noise. They are not
+    mirrored: a task may have a left and a right."""
+    batch, _, height, width = images_B_C_H_W.shape
+    torch.rand(2, batch, generator=draws)  # decided about mirroring once: what follows is drawn as it was
+    padded = torch.nn.functional.pad(images_B_C_H_W, [_SHIFT] * 4, mode="replicate")
+    top, left = torch.randint(0, 2 * _SHIFT + 1, (2,), generator=draws).tolist()
+    images = padded[:, :, top : top + height, left : left + width]
     gain, offset = (torch.rand(2, batch, 1, 1, 1, generator=draws) - 0.5).unbind()
     noise = 0.04 * torch.rand(batch, 1, 1, 1, generator=draws) * torch.randn(images.shape, generator=draws)
     return images * (1 + 0.2 * gain) + 0.2 * offset + noise
-
-
-@torch.no_grad()
-def log_odds(model: SuccessClassifier, pictures_N_H_W_C: Tensor) -> Tensor:
-    """The classifier's log-odds of pictures, [N, K]."""
-    device = next(model.parameters()).device
-    return torch.cat([model.logits(to_unit(part.to(device))).cpu() for part in pictures_N_H_W_C.split(_AT_ONCE)])
 
 
 def scale_to(model: SuccessClassifier, held_out: LabelledPictures) -> list[tuple[float, float]]:
@@ -168,7 +159,7 @@ def scale_to(model: SuccessClassifier, held_out: LabelledPictures) -> list[tuple
 
     Training saw balanced batches, so that its probabilities are too high where success is rare.
     """
-    logits_N_K, found = log_odds(model, held_out.pictures_N_H_W_C).double(), []
+    logits_N_K, found = log_odds(model, held_out.pictures_N_H_W_C).cpu().double(), []
     wanted_N_K = held_out.wanted(len(model.heads)).double()
     for head, logits, wanted in zip(model.heads, logits_N_K.T, wanted_N_K.T, strict=True):
         scale, offset = _fitted(logits, wanted)
@@ -216,7 +207,7 @@ def middle_threshold(
     of the best (`_NEARLY`); of several kinds the worst counts.
     """
     kinds = [kind for kind in kinds if kind.has_both]
-    logits = [log_odds(model, kind.pictures_N_H_W_C)[:, 0].double() for kind in kinds]
+    logits = [log_odds(model, kind.pictures_N_H_W_C)[:, 0].cpu().double() for kind in kinds]
     thresholds_N = torch.cat(logits).unique().flip(0)  # falling
     precise, found, gains = [], [], []
     for of_kind, kind in zip(logits, kinds, strict=True):
@@ -280,7 +271,7 @@ class Quality:
 
 def measure(model: SuccessClassifier, pictures: LabelledPictures, threshold: float) -> Quality:
     """Precision, recall and reliability on labelled pictures."""
-    probability = log_odds(model, pictures.pictures_N_H_W_C)[:, 0].double().sigmoid()
+    probability = log_odds(model, pictures.pictures_N_H_W_C)[:, 0].cpu().double().sigmoid()
     true, judged = pictures.success_N.bool(), probability >= threshold
 
     bins = []
@@ -329,7 +320,7 @@ class Ends:
 
 def measure_ends(model: SuccessClassifier, ends: LabelledPictures, threshold: float) -> Ends:
     """The worth of a classifier on the last pictures of episodes."""
-    outputs_N_K = log_odds(model, ends.pictures_N_H_W_C).double().sigmoid()
+    outputs_N_K = log_odds(model, ends.pictures_N_H_W_C).cpu().double().sigmoid()
     truth, judged, value = ends.success_N.bool(), outputs_N_K[:, 0] >= threshold, outputs_N_K[:, -1]
     positives, negatives = int(truth.sum()), int((~truth).sum())
     deviation = math.sqrt((positives + negatives + 1) / (12 * max(1, positives * negatives)))  # of ranks (Mann-Whitney)
