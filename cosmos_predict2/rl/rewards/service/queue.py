@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue between the server, which takes requests, and the workers, which score them: its contract.
+"""The contract of the queue between the server, which takes requests, and the workers, which score them.
 
 A request is one body and one job for each reward it asks for. A job is leased to a worker for a while and must be
 renewed; a lease that ran out is given to another worker, and what its first worker still writes is refused. So a job
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import DataError
 
 STATES = ("queued", "running", "done", "failed")
 _TICKETS = uuid.UUID("6a0f4f1c-52f1-4f0e-9a43-9d0c6f7e2b11")
@@ -120,19 +120,6 @@ class Queue(Protocol):
         """At the start of a service that has this queue for itself: nothing runs, so what was leased waits again."""
 
     def close(self) -> None: ...
-
-
-def open_queue(place: str, limits: Limits) -> Queue:
-    """The queue at ``place``: redis://HOST:PORT/DB (or rediss://, unix://), else a file of SQLite."""
-    if place.startswith(("redis://", "rediss://", "unix://")):
-        from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
-
-        return RedisQueue(place, limits)
-    if "://" in place:
-        raise ConfigError(f"--queue {place}: expected redis://HOST:PORT/DB, or the path of a file for SQLite.")
-    from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
-
-    return SQLiteQueue(place, limits)
 
 
 def ticket_of(request_id: str | None) -> str:

@@ -15,8 +15,8 @@ import torch
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.service.queue import open_queue, ticket_of
-from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
+from cosmos_predict2.rl.rewards.service.queue import ticket_of
+from cosmos_predict2.rl.rewards.service.settings import ServiceSettings, open_queue
 from cosmos_predict2.rl.rewards.service.supervisor import Supervisor
 from imaginaire.errors import ConfigError, missing_package
 from imaginaire.listening import listening

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a service, of its TOML file and flags, and the version of each reward, which follows from them."""
+"""The settings of a service, of its TOML file and flags; its queue and the version of each reward follow from them."""
 
 import hashlib
 import importlib.util
@@ -15,7 +15,7 @@ import attrs
 from attrs import validators
 
 from cosmos_predict2.rl.rewards.local import path_of
-from cosmos_predict2.rl.rewards.service.queue import Limits
+from cosmos_predict2.rl.rewards.service.queue import Limits, Queue
 from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError, near
 from imaginaire.listening import require_token
@@ -163,6 +163,19 @@ def _of_type(value: Any, field: Any, where: str) -> Any:
     if not good:
         raise ConfigError(f"{where}: {field.name} = {value!r} has the wrong type: expected {field.type}.")
     return value
+
+
+def open_queue(place: str, limits: Limits) -> Queue:
+    """The queue at ``place``: redis://HOST:PORT/DB (or rediss://, unix://), else a file of SQLite."""
+    if place.startswith(("redis://", "rediss://", "unix://")):
+        from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
+
+        return RedisQueue(place, limits)
+    if "://" in place:
+        raise ConfigError(f"--queue {place}: expected redis://HOST:PORT/DB, or the path of a file for SQLite.")
+    from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
+
+    return SQLiteQueue(place, limits)
 
 
 def version_of(reward: RewardSettings, decode: DecodeSettings) -> str:

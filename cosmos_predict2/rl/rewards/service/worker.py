@@ -18,9 +18,9 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.rl.rewards.local import build
-from cosmos_predict2.rl.rewards.service.queue import Job, Queue, open_queue
+from cosmos_predict2.rl.rewards.service.queue import Job, Queue
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
-from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings, open_queue
 from imaginaire import log as logs
 from imaginaire.errors import UserError
 

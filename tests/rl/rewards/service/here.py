@@ -8,10 +8,9 @@ from typing import Any
 
 import attrs
 
-from cosmos_predict2.rl.rewards.service.queue import open_queue
 from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.server import Service
-from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings, open_queue
 from cosmos_predict2.rl.rewards.service.supervisor import READY, Supervisor
 from cosmos_predict2.rl.rewards.service.worker import Worker
 from tests.rl.rewards.doubles import HERE, mean

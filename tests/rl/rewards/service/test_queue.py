@@ -29,9 +29,9 @@ from cosmos_predict2.rl.rewards.service.queue import (
     QueueUnusable,
     Status,
     death_reason,
-    open_queue,
 )
 from cosmos_predict2.rl.rewards.service.redis_queue import RedisQueue
+from cosmos_predict2.rl.rewards.service.settings import open_queue
 from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError

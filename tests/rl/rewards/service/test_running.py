@@ -20,9 +20,9 @@ from fastapi.testclient import TestClient
 
 from cosmos_predict2.rl.rewards.remote import NoAnswer, RemoteReward
 from cosmos_predict2.rl.rewards.service import running
-from cosmos_predict2.rl.rewards.service.queue import Status, open_queue
+from cosmos_predict2.rl.rewards.service.queue import Status
 from cosmos_predict2.rl.rewards.service.running import serve, sole_owner
-from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings, open_queue
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
 from imaginaire.listening import listening

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.rl.rewards.service import supervisor as supervisors
-from cosmos_predict2.rl.rewards.service.queue import open_queue
-from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings, open_queue
 from cosmos_predict2.rl.rewards.service.supervisor import (
     BROKEN,
     READY,
@@ -31,13 +30,13 @@ from tests.programs import HANG_S
 # Without torch, so that a start takes a moment: the lease, the turns and the events are those of a worker.
 WORKER = """
 import json, os, sys, threading, time
-from cosmos_predict2.rl.rewards.service.queue import open_queue
 from cosmos_predict2.rl.rewards.service.queue import Limits
+from cosmos_predict2.rl.rewards.service.sqlite_queue import SQLiteQueue
 
 told = json.loads(sys.stdin.readline())
 threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(0)), daemon=True).start()
 reward = told["settings"]["rewards"][0]["reward_type"]
-queue = open_queue(told["settings"]["queue"], Limits())
+queue = SQLiteQueue(told["settings"]["queue"], Limits())
 def report(**event): print(json.dumps(event), flush=True)
 if reward == "torn": os._exit(1)
 report(event="ready")

@@ -15,8 +15,8 @@ import pytest
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.service import sqlite_queue
 from cosmos_predict2.rl.rewards.service import worker as workers
-from cosmos_predict2.rl.rewards.service.queue import Job, Limits, open_queue
-from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.queue import Job, Limits
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, RewardSettings, ServiceSettings, open_queue
 from tests.programs import HANG_S, warm_python
 from tests.rl.rewards.doubles import ROOT, body, mean
 from tests.rl.rewards.service.here import Here
