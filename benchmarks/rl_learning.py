@@ -34,7 +34,7 @@ from cosmos_predict2.conditioner import TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video import media
-from cosmos_predict2.evaluation.metrics.held_out import MOVES
+from cosmos_predict2.evaluation.metrics.video_quality import moves
 from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.rewards.toy import contact, seen
 from cosmos_predict2.toy_world.rendering import Detection
@@ -95,10 +95,10 @@ def missed(row: Mapping[str, float], base: Mapping[str, float], experiment: str)
 
 
 def figures(video: Tensor, true: Tensor) -> dict[str, float]:
-    made, wanted, moves = video.float(), true.float(), _moves(true)
+    made, wanted, moving = video.float(), true.float(), moves(true, true[:, :, GIVEN - 1 : GIVEN])
     squared = (made - wanted).square().mean(dim=1, keepdim=True)
     found, there = seen(made[:, :, GIVEN:]), seen(wanted[:, :, GIVEN:])
-    row = {"psnr": float(10 * torch.log10(255**2 / squared[moves].double().mean()))}
+    row = {"psnr": float(10 * torch.log10(255**2 / squared[moving].double().mean()))}
     visible = numpy.ones(found.position["puck"].shape[:-1], dtype=bool)
     for thing in ("puck", "gripper"):
         distance = numpy.linalg.norm(found.position[thing] - there.position[thing], axis=-1)
@@ -108,7 +108,7 @@ def figures(video: Tensor, true: Tensor) -> dict[str, float]:
     generated = numpy.tile(numpy.arange(made.shape[2]) >= GIVEN, (len(made), 1))
     row["overlap_px"] = float(contact(seen(made), generated)[0].mean())
     row["motion"] = _travel(seen(made)) / _travel(seen(wanted))
-    rests = ~moves[:, :, 1:]
+    rests = ~moving[:, :, 1:]
     row["flicker"] = float((made.diff(dim=2).abs().mean(dim=1, keepdim=True))[rests].mean())
     return row
 
@@ -116,12 +116,7 @@ def figures(video: Tensor, true: Tensor) -> dict[str, float]:
 def spread(video: Tensor, other: Tensor, true: Tensor) -> float:
     """The standard deviation of clips with the same conditions, of 255, where the true clip moves."""
     squared = (video.float() - other.float()).square().mean(dim=1, keepdim=True) / 2
-    return float(squared[_moves(true)].double().mean().sqrt())
-
-
-def _moves(true: Tensor) -> Tensor:
-    wanted = true.float()
-    return (wanted - wanted[:, :, GIVEN - 1 : GIVEN]).abs().amax(dim=1, keepdim=True) > MOVES
+    return float(squared[moves(true, true[:, :, GIVEN - 1 : GIVEN])].double().mean().sqrt())
 
 
 def _travel(found: Detection) -> float:

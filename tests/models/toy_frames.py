@@ -12,8 +12,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.evaluation.metrics.held_out import MOVES
 from cosmos_predict2.evaluation.metrics.imagined_episodes import BATCH, pictures
+from cosmos_predict2.evaluation.metrics.video_quality import moves
 from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.physics import (
     BOX_HALF_SIDE,
@@ -99,7 +99,7 @@ def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: EpisodeParts) -> dict[str,
     squared_B_F_H_W = (video_B_C_F_H_W.float() - truth.float()).square().mean(dim=1)
     regions = {
         "all": torch.ones_like(squared_B_F_H_W, dtype=torch.bool),
-        "changed": (truth.float() - truth[:, :, :1].float()).abs().amax(dim=1) > MOVES,
+        "changed": moves(truth, truth[:, :, :1])[:, 0],
         "object": _on_object(windows.states[:, 1:], truth.shape[-1]),
     }
     found = {}

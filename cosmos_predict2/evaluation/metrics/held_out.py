@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 
 from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner, first_frames_as_channels
 from cosmos_predict2.diffusion.rectified_flow import add_noise, per_frame, rectified_flow_weight
+from cosmos_predict2.evaluation.metrics.video_quality import MOVES, moves
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
@@ -24,7 +25,6 @@ from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel,
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 
-MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last conditioning frame
 BATCH = 32
 LINEAR = {  # of a linear denoiser x0 = a x + b: over which dimensions of [B, C, T, H, W] a and b are shared
     "scalar": (0, 1, 2, 3, 4),
@@ -207,6 +207,4 @@ def require_movement(clips: HeldOutClips) -> None:
 
 
 def _moves(clips: HeldOutClips) -> Tensor:
-    """[B, 1, F, H, W], true where a pixel differs from the last conditioning frame."""
-    difference = clips.video_B_C_F_H_W.float() - repeated(clips).float()
-    return difference.abs().amax(dim=1, keepdim=True) > MOVES
+    return moves(clips.video_B_C_F_H_W, repeated(clips))

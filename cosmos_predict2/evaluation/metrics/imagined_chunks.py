@@ -24,7 +24,6 @@ from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.physics import GRIPPER, OBJECTS, Floats, find_setting, object_position, simulate
 from cosmos_predict2.toy_world.rendering import detect
 
-MOVES = 32  # of 255, by which a colour differs from the chunk's first true picture where something moves
 THINGS = ("gripper", *OBJECTS)
 COLUMNS = (GRIPPER, *(object_position(k) for k in range(len(OBJECTS))))
 
@@ -36,9 +35,8 @@ def by_chunk(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, chunk: int) -> di
     found: dict[str, list[float]] = {name: [] for name in names}
     for start in range(1, truth_B_C_F_H_W.shape[2], chunk):
         video, truth = (part[:, :, start : start + chunk] for part in (video_B_C_F_H_W, truth_B_C_F_H_W))
-        before = truth_B_C_F_H_W[:, :, start - 1 : start].float()
-        moves = (truth.float() - before).abs().amax(dim=1) > MOVES
-        squared = (video.float() - truth.float()).square().mean(dim=1)[moves]
+        moves = video_quality.moves(truth, truth_B_C_F_H_W[:, :, start - 1 : start])  # since the chunk's first picture
+        squared = (video.float() - truth.float()).square().mean(dim=1, keepdim=True)[moves]
         figures = (
             video_quality.psnr(video, truth).mean(),
             10 * torch.log10(255**2 / squared.double().mean().clamp(min=0.01)),

@@ -19,7 +19,13 @@ SSIM_C1, SSIM_C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 GRADIENT_C = 170.0  # of Xue et al. 2014, for pixels from 0 to 255
 LUMA = (0.299, 0.587, 0.114)
 HIGHEST_PSNR = 100.0  # of frames that are equal
+MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from a picture before it
 PIXELS_AT_ONCE = 1 << 22
+
+
+def moves(video_B_C_F_H_W: Tensor, before_B_C_F_H_W: Tensor) -> Tensor:
+    """[B, 1, F, H, W], true where a pixel differs from a picture before it, of each frame or of all."""
+    return (video_B_C_F_H_W.float() - before_B_C_F_H_W.float()).abs().amax(dim=1, keepdim=True) > MOVES
 
 
 def psnr(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:

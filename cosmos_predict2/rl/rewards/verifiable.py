@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_predict2.evaluation.metrics.video_quality import moves
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.errors import DataError
 
-MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last conditioning frame
 LARGEST_DB = 60.0
 
 
@@ -45,10 +45,10 @@ class Agreement(_OfPixels):
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
         video, true = _both(clips, context)
-        moves = _moves(true, context)
+        moved = _moves(true, context)
         squared = (video - true).square().mean(dim=1, keepdim=True)
-        moving = _mean(squared, moves)
-        resting = _mean(squared, ~moves & _counted(true, context))
+        moving = _mean(squared, moved)
+        resting = _mean(squared, ~moved & _counted(true, context))
         return {"value": _decibels(moving), "resting_psnr": _decibels(resting).nan_to_num(LARGEST_DB)}
 
 
@@ -130,7 +130,7 @@ def _moves(true: Tensor, context: Mapping[str, Any]) -> Tensor:
     """[B, 1, F, H, W], where the true clip differs from its last conditioning frame."""
     last = [max(0, first - 1) for first in _first_frames(context)]
     reference = torch.stack([clip[:, k : k + 1] for clip, k in zip(true, last, strict=True)])
-    return ((true - reference).abs().amax(dim=1, keepdim=True) > MOVES) & _counted(true, context)
+    return moves(true, reference) & _counted(true, context)
 
 
 def _mean(value: Tensor, mask: Tensor) -> Tensor:

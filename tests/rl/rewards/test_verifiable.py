@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from cosmos_predict2.evaluation.metrics.video_quality import MOVES
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import action_following, frames, toy
 from cosmos_predict2.rl.rewards.action_following import ActionFollowing
 from cosmos_predict2.rl.rewards.verifiable import (
-    MOVES,
     Agreement,
     LatentAgreement,
     Motion,
