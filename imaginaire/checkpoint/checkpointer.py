@@ -25,7 +25,7 @@ from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.checkpoint.plain_pickle import Like, Tree
-from imaginaire.checkpoint.weight_files import POINTER, LazyTensors
+from imaginaire.checkpoint.weight_files import POINTER, LazyTensors, open_address
 from imaginaire.config import lazy_config
 from imaginaire.config.schema import CheckpointConfig
 from imaginaire.distributed import parallel
@@ -135,7 +135,11 @@ class Checkpointer:
 
     def _write_and_report(self, saved: CheckpointSet, trees: dict[str, Tree], start: float) -> None:
         try:
+            if distributed.is_rank0():
+                self._withdraw(saved)
             self._write(saved, trees)
+            if distributed.is_rank0():
+                self._publish(saved)
             seconds = time.perf_counter() - start
             if distributed.is_rank0():
                 log.info("saved iter %d to %s (%.1f s)", saved.iteration, saved.folder, seconds)
@@ -291,7 +295,7 @@ class Checkpointer:
             report = model.account_checkpoint_state(source)
             report = replace(report, not_finite=parallel.not_finite({name: live[name] for name in report.matched}))
         else:
-            source = _dcp_tensors(saved.path("model")) if saved.is_dcp else saved.read("model")
+            source = open_address(saved.path("model")) if saved.is_dcp else saved.read("model")
             if from_average:
                 source = _average_as_weights(source, saved.path("model"))
             if not is_own:
@@ -322,9 +326,7 @@ class StandardCheckpointer(Checkpointer):
 
     def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
         if distributed.is_rank0():
-            self._withdraw(saved)
             checkpoint_layout.write_standard(saved, trees)
-            self._publish(saved)
 
 
 class DistributedCheckpointer(Checkpointer):
@@ -346,11 +348,7 @@ class DistributedCheckpointer(Checkpointer):
         return {kind: BlockingAsyncStager(cache_staged_state_dict=False).stage(tree) for kind, tree in trees.items()}
 
     def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
-        if distributed.is_rank0():
-            self._withdraw(saved)
         checkpoint_layout.write_dcp(saved, trees, self._group)
-        if distributed.is_rank0():
-            self._publish(saved)
 
 
 class DummyCheckpointer(Checkpointer):
@@ -385,33 +383,29 @@ def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer
 
 
 def check_room(state: TrainingState, run_dir: str, *, gathers: bool) -> None:
-    """Raise at the start when disk or host memory do not suffice for the first save."""
+    """Raise on all ranks at the start when disk or host memory do not suffice for the first save."""
     trained = [p for p in state.model.parameters() if p.requires_grad]
     # of the whole tensors, also where they are sharded: weights and average ...
     needed = sum(tensor.nbytes for tensor in state.model.checkpoint_state().values())
     needed += sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)  # ... moments and masters
-    # rank 0 gathers, so its answer is everybody's
-    problem = _lack_of_room(needed, run_dir, gathers=gathers) if distributed.is_rank0() else None
-    if (problem := distributed.broadcast_object(problem)) is not None:
-        raise problem
+    distributed.from_rank0(lambda: _require_room(needed, run_dir, gathers=gathers))  # which gathers
 
 
-def _lack_of_room(needed: int, run_dir: str, *, gathers: bool) -> UserError | None:
+def _require_room(needed: int, run_dir: str, *, gathers: bool) -> None:
     free = storage.free_bytes(run_dir)
     if free is not None and needed > free:
-        return CheckpointError(
+        raise CheckpointError(
             f"The next checkpoint needs {storage.readable_bytes(needed)}, but {run_dir} has"
             f" {storage.readable_bytes(free)} free. Free space, set "
             "IMAGINAIRE_OUTPUT_ROOT to another disk or s3://, or let fewer checkpoints stay (checkpoint.keep_last=2)."
         )
     available = host_memory_available()
     if gathers and needed > 0.9 * available:
-        return ConfigError(
+        raise ConfigError(
             f"A checkpoint of this run is a snapshot of {storage.readable_bytes(needed)} on rank 0's host, which has"
             f" {storage.readable_bytes(available)} of memory available. Use ckpt_type=dcp: every rank"
             " then writes its own shards."
         )
-    return None
 
 
 def _gather(tree: Tree, *, keep: bool) -> Tree:
@@ -439,12 +433,6 @@ def _like_parameters(model: ImaginaireModel) -> Like:
         return torch.empty(size, dtype=dtype)
 
     return like
-
-
-def _dcp_tensors(path: str) -> Mapping[str, Tensor]:
-    from imaginaire.checkpoint.dcp import DcpTensors  # whose import takes half a second
-
-    return DcpTensors(path)
 
 
 def _with_copies(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -34,7 +34,7 @@ from imaginaire import distributed, storage
 from imaginaire.checkpoint.plain_pickle import FAULTS, Like, Tree, load_plain
 from imaginaire.checkpoint.weight_files import POINTER, load_pt
 from imaginaire.distributed.parallel import is_dtensor
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -297,12 +297,13 @@ def own_set(folder: str, kinds: Iterable[str], *, fallback: bool) -> CheckpointS
     """The set that a run continues from, None where its ``checkpoints`` folder has none; every rank calls this.
 
     The pointer names it. All bytes of ``kinds`` are checked: when that set is damaged, the newest complete set before
-    it is named in the error, or taken with ``fallback``.
+    it is named in the error, or taken with ``fallback``. One rank looks for files, so that all agree even while a file
+    system is slow to show them.
     """
-    found = _chosen_by_rank0(lambda: _named_set(folder, fallback))
+    found = distributed.from_rank0(lambda: _named_set(folder, fallback))
     while found is not None and (faults := damage(found, kinds)):
         damaged = found
-        found = _chosen_by_rank0(lambda: _other_set(folder, faults, fallback, before=damaged.iteration))  # noqa: B023
+        found = distributed.from_rank0(lambda: _other_set(folder, faults, fallback, before=damaged.iteration))  # noqa: B023
     return found
 
 
@@ -359,21 +360,6 @@ def damage(saved: CheckpointSet, kinds: Iterable[str]) -> list[str]:
     mine = saved.damage(kinds, (distributed.rank(), distributed.world_size()))
     found = sorted({fault for faults in distributed.all_gather_object(mine) for fault in faults})
     log.info("checked the bytes of iter %d (%.1f s)", saved.iteration, time.perf_counter() - start)
-    return found
-
-
-def _chosen_by_rank0(choose: Callable[[], CheckpointSet | None]) -> CheckpointSet | None:
-    # one rank looks, so that all agree even while a file system is slow to show files
-    found: CheckpointSet | Exception | None = None
-    if distributed.is_rank0():
-        try:
-            found = choose()
-        except (CheckpointError, ConfigError) as error:
-            found = error
-    found = distributed.broadcast_object(found)
-    if isinstance(found, Exception):
-        raise found
-    assert found is None or isinstance(found, CheckpointSet)
     return found
 
 

@@ -6,16 +6,18 @@ Every function works without `init`: one process is a group of one. Only this mo
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from imaginaire.distributed import places
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, UserError
+
+Result = TypeVar("Result")
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _timeout_s = _DEFAULT_TIMEOUT_S
@@ -150,6 +152,21 @@ def broadcast_object(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
+
+
+def from_rank0(work: Callable[[], Result]) -> Result:
+    """The result of rank 0's ``work``, on every rank; an error of ours that it raises is raised on all of them."""
+    found: Any = None
+    if is_rank0():
+        try:
+            found = work()
+        except UserError as error:
+            found = error
+    found = broadcast_object(found)
+    if isinstance(found, UserError):
+        raise found
+    result: Result = found
+    return result
 
 
 def all_gather_object(value: Any) -> list[Any]:

@@ -49,14 +49,15 @@ class RunFolder:
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock: IO[str] | None = None
-        below = None
-        if distributed.is_rank0():
-            is_there = storage.is_remote(path) or storage.exists(path)
-            below = None if is_there else storage.nearest_folder(path)
-            self._lock = _lock(path)
-        distributed.barrier("run folder")
-        self._made_below: Path | None = distributed.broadcast_object(below)
+        self._made_below = distributed.from_rank0(self._take)
         logs.setup(path, distributed.rank())
+
+    def _take(self) -> Path | None:
+        """Make the folder and lock it; the folder above it that was there, where this run made it."""
+        is_there = storage.is_remote(self._path) or storage.exists(self._path)
+        below = None if is_there else storage.nearest_folder(self._path)
+        self._lock = _lock(self._path)
+        return below
 
     def release(self) -> None:
         """Another process may now use it: call this after the last write. A second call does nothing."""
