@@ -63,13 +63,9 @@ class Condition:
 
     def frames(self, first: int, end: int) -> "Condition":
         """The same for latent frames ``first`` to ``end``: values of frames are cut, values of the clip stay."""
-        gt_frames, mask, extra = self.gt_frames_B_C_T_H_W, self.condition_mask_B_1_T_H_W, self.extra_B_C_T_H_W
-        return replace(
-            self,
-            extra_B_C_T_H_W=None if extra is None else extra[:, :, first:end],
-            gt_frames_B_C_T_H_W=None if gt_frames is None else gt_frames[:, :, first:end],
-            condition_mask_B_1_T_H_W=None if mask is None else mask[:, :, first:end],
-        )
+        own = ("gt_frames_B_C_T_H_W", "condition_mask_B_1_T_H_W", "extra_B_C_T_H_W")
+        found = {name: value for name in own if (value := getattr(self, name)) is not None}
+        return replace(self, **{name: value[:, :, first:end] for name, value in found.items()})
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Condition":
         """The same with every tensor changed, such as moved to a device, or cut to some of the samples."""

@@ -42,10 +42,6 @@ def _floats(values: ArrayLike) -> Floats:
     return numpy.asarray(values, dtype=numpy.float64)
 
 
-def _flags(values: ArrayLike | None) -> NDArray[numpy.bool_] | None:
-    return None if values is None else numpy.asarray(values, dtype=bool)
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class ColumnStatistics:
     """Figures of each of d columns; a column whose ``mask`` is False (a gripper, mostly) is never normalised."""
@@ -56,26 +52,29 @@ class ColumnStatistics:
     max: Floats = attrs.field(converter=_floats)
     q01: Floats = attrs.field(converter=_floats)
     q99: Floats = attrs.field(converter=_floats)
-    mask: NDArray[numpy.bool_] | None = attrs.field(default=None, converter=_flags)
+    mask: NDArray[numpy.bool_] | None = attrs.field(
+        default=None, converter=lambda values: None if values is None else numpy.asarray(values, dtype=bool)
+    )
+
+    @property
+    def is_scaled(self) -> NDArray[numpy.bool_]:
+        return numpy.ones(self.mean.shape, dtype=bool) if self.mask is None else self.mask
 
     def to_unit(self, values: ArrayLike) -> Floats:
         """2 (a - q01) / (q99 - q01) - 1, not clipped; 0 in a column that never changes."""
         given = self._given(values)
         spread = self.q99 - self.q01
         scaled = 2 * (given - self.q01) / numpy.where(spread == 0, 1.0, spread) - 1
-        return numpy.where(self._scaled(), numpy.where(spread == 0, 0.0, scaled), given)
+        return numpy.where(self.is_scaled, numpy.where(spread == 0, 0.0, scaled), given)
 
     def from_unit(self, values: ArrayLike) -> Floats:
         """The inverse; a column that never changes has its only value."""
         given = self._given(values)
-        return numpy.where(self._scaled(), self.q01 + (given + 1) / 2 * (self.q99 - self.q01), given)
+        return numpy.where(self.is_scaled, self.q01 + (given + 1) / 2 * (self.q99 - self.q01), given)
 
     def to_dict(self) -> dict[str, Any]:
         row: dict[str, Any] = {name: getattr(self, name).tolist() for name in NAMES}
         return row if self.mask is None else {**row, "mask": self.mask.tolist()}
-
-    def _scaled(self) -> NDArray[numpy.bool_]:
-        return numpy.ones(self.mean.shape, dtype=bool) if self.mask is None else self.mask
 
     def _given(self, values: ArrayLike) -> Floats:
         given = _floats(values)
@@ -177,8 +176,7 @@ def write_statistics(path: Path | str, statistics: DatasetStatistics, name: str 
 
 def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:
     """The transform that does what `ColumnStatistics.to_unit` does, with the statistics in it."""
-    spread = columns.q99 - columns.q01
-    is_scaled = columns.mask if columns.mask is not None else numpy.ones(spread.shape, dtype=bool)
+    spread, is_scaled = columns.q99 - columns.q01, columns.is_scaled
     moves = is_scaled & (spread != 0)
     scale = numpy.where(moves, 2 / numpy.where(spread == 0, 1.0, spread), 1.0)
     offset = numpy.where(moves, -1 - columns.q01 * scale, numpy.where(is_scaled, -columns.q01, 0.0))

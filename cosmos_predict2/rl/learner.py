@@ -60,39 +60,31 @@ class Experience:
 # --- records: dataclasses and dictionaries of tensors, a row for each sample
 
 
-def joined(parts: Sequence[Any], done: dict[int, Tensor] | None = None) -> Any:
-    """Dataclasses of tensors, one after the other along the batch; what is no tensor is taken from the first.
+def joined(parts: Sequence[Any]) -> Any:
+    """Records, one after the other along the batch; what is no tensor is taken from the first."""
+    return _changed(parts, torch.cat, {})
 
-    A tensor that is in several places, as a state that one step ends in and the next begins with, stays one: ``done``
-    has those of this call.
-    """
-    first, done = parts[0], {} if done is None else done
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A record with each of its tensors after a change; what else there is stays."""
+    return _changed([value], lambda tensors: change(tensors[0]), {})
+
+
+def _changed(parts: Sequence[Any], change: Callable[[list[Tensor]], Tensor], done: dict[int, Tensor]) -> Any:
+    """A tensor that is in several places, as a state that one step ends in and the next begins with, stays one:
+    ``done`` has those of this call."""
+    first = parts[0]
     if isinstance(first, Tensor):
         if id(first) not in done:
-            done[id(first)] = torch.cat(list(parts))
+            done[id(first)] = change(list(parts))
         return done[id(first)]
+    if isinstance(first, dict):
+        return {key: _changed([part[key] for part in parts], change, done) for key in first}
     if is_dataclass(first) and not isinstance(first, type):
         names = [one.name for one in fields(first)]
-        return replace(first, **{name: joined([getattr(part, name) for part in parts], done) for name in names})
-    if isinstance(first, dict):
-        return {key: joined([part[key] for part in parts], done) for key in first}
+        own = {name: _changed([getattr(part, name) for part in parts], change, done) for name in names}
+        return replace(first, **own)
     return first
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Tensor] | None = None) -> Any:
-    """A tensor, or a mapping or dataclass with each of its tensors, after a change, made once where it is in several
-    places; what else there is stays."""
-    done = {} if done is None else done
-    if isinstance(value, Tensor):
-        if id(value) not in done:
-            done[id(value)] = change(value)
-        return done[id(value)]
-    if isinstance(value, dict):
-        return {key: mapped(one, change, done) for key, one in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in fields(value)]
-        return replace(value, **{name: mapped(getattr(value, name), change, done) for name in names})
-    return value
 
 
 def rows_of(value: Any, rows: slice | Tensor) -> Any:

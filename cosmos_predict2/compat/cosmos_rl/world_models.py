@@ -42,6 +42,11 @@ def translate_wfm(content: Mapping[str, Any]) -> Translation:
     fields, warnings = read_fields(content, world_model_fields.FIELDS)
     is_rl, size = fields["model.rl.enabled"], _size(fields)
     shards = fields["model.fsdp_shard_size"]
+    supervised = {
+        "model.config.loss_scale": fields["model.loss_scale"],
+        "model.config.conditional_frames_probs": None,
+        "trainer.callbacks.draw_samples": None,
+    }
     settings = {
         **fields.settings(OF_RL if is_rl else SUPERVISED),
         **_conditioner_settings(listed["conditioner"]),
@@ -52,7 +57,7 @@ def translate_wfm(content: Mapping[str, Any]) -> Translation:
         f"{PIPE}.precision": fields["model.precision"],
         **_start_settings(fields),
         **_text_settings(fields, warnings),
-        **(_rl_settings(fields, warnings) if is_rl else _supervised_settings(fields)),
+        **(_rl_settings(fields, warnings) if is_rl else supervised),
         **_callback_settings(listed["callbacks"], warnings),
         "job.name": fields["job.name"],
     }
@@ -188,14 +193,6 @@ def _text_settings(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     if fields[f"{section}.ckpt_path"] != world_model_fields.REASON1:
         settings["model.config.text.encoder.path"] = fields[f"{section}.ckpt_path"]
     return settings
-
-
-def _supervised_settings(fields: Fields) -> dict[str, Any]:
-    return {
-        "model.config.loss_scale": fields["model.loss_scale"],
-        "model.config.conditional_frames_probs": None,
-        "trainer.callbacks.draw_samples": None,
-    }
 
 
 # --- reinforcement learning

@@ -9,7 +9,6 @@ DIR/dataset_statistics.json    of the actions it was trained on
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,8 @@ SIZE = (256, 320)  # height and width of the published pictures
 MAX_STEPS = 256
 
 
-@dataclass(frozen=True)
-class ModelDir:
-    """The paths of the parts."""
-
-    weights: str
-    tokenizer: str
-    reward: str
-    starts: str
-    statistics: str  # for policies: the published transform of the world model needs none
-
-
-def find_parts(cosmos_model_dir: str) -> ModelDir:
-    """The parts in a folder; raises for the first that is missing, with what brings it."""
+def find_parts(cosmos_model_dir: str) -> dict[str, str]:
+    """The paths of the parts by name; raises for the first that is missing, with what brings it."""
     folder = Path(cosmos_model_dir)
     by_repository = {repository: name for name, (repository, _) in EMBODIED.items()}
     name = by_repository.get(cosmos_model_dir, "cosmos_libero_spatial")
@@ -60,11 +48,12 @@ def find_parts(cosmos_model_dir: str) -> ModelDir:
     if not any(starts.glob("*.npy")) and not (starts / FILE).is_file():
         own = f"python -m scripts.make_reset_states --dataset RECORDINGS --out {starts}"
         raise DataError(f"{starts} has no recorded first states, *.npy or {FILE} (cosmos_model_dir). {fetch}, or {own}")
-    return ModelDir(
+    return dict(
         weights=str(weights[0]),
         tokenizer=require(folder / "tokenizer" / "tokenizer.pth", "the world model's tokenizer", fetch),
         reward=require(folder / "resnet_rm.pth", "the success classifier", f"{fetch}, or scripts.train_reward_model"),
         starts=str(starts),
+        # for policies: the published transform of the world model needs none
         statistics=require(folder / "dataset_statistics.json", "statistics of its actions", fetch),
     )
 
@@ -86,13 +75,13 @@ def from_model_dir(
     published, unless ``scoring`` is set; ``options`` are those of `WorldModelEnv`."""
     parts = find_parts(cosmos_model_dir)
     imagination = imagination_of(
-        parts.weights,
+        parts["weights"],
         action_transform=action_transform,
-        tokenizer_path=parts.tokenizer,
+        tokenizer_path=parts["tokenizer"],
         device=device,
         precision=precision,
     )
-    starts = RecordedStarts(parts.starts, history=history, size=size)
-    reward = ResnetReward(parts.reward, rounded=True, device=str(imagination.world.device))
+    starts = RecordedStarts(parts["starts"], history=history, size=size)
+    reward = ResnetReward(parts["reward"], rounded=True, device=str(imagination.world.device))
     scoring = scoring or Scoring(use_rel_reward=True, terminate_on_success=True)
     return WorldModelEnv(imagination, starts, reward, num_envs, max_steps, scoring=scoring, **options)

@@ -6,7 +6,6 @@ data and how many workers read them. How many clips make a batch is a number of 
 experiment that needs another sets it.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,12 +38,11 @@ WAYMO_CAMERAS = {  # from left to right, with the camera of the released network
 }  # fmt: skip
 SIZE_480, SIZE_704 = [432, 768], [704, 1280]  # height, width
 
-_RESOLVERS: dict[str, Callable[..., Any]] = {
-    "pixel_frames": pixel_frames,
-    "zero_text_width": lambda width, projected: min(projected or width, RELEASED_WIDTH),
-    "video_size": lambda name: ListConfig(list(size_of(str(name), "1:1" if str(name) == TOY_RESOLUTION else "16:9"))),
-}
-for _name, _resolve in _RESOLVERS.items():
+for _name, _resolve in (
+    ("pixel_frames", pixel_frames),
+    ("zero_text_width", lambda width, projected: min(projected or width, RELEASED_WIDTH)),
+    ("video_size", lambda name: ListConfig(list(size_of(str(name), "1:1" if str(name) == TOY_RESOLUTION else "16:9")))),
+):
     OmegaConf.register_new_resolver(_name, _resolve, replace=True)
 
 

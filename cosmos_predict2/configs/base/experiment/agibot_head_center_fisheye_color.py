@@ -40,11 +40,11 @@ SIZES: dict[str, dict[str, Any]] = {
 def agibot(size: str) -> dict[str, Any]:
     """The base experiment: 720p at 16 frames per second."""
     row = SIZES[size]
-    net = dict(net=row["net"]) if row["net"] else {}
+    no_refiner = dict(prompt_refiner_config=dict(enabled=False))
     return dict(
         defaults=group_choices(f"predict2_video2world_fsdp_{size.lower()}", DATA, DATA),
         job=job(f"{size.lower()}_{DATA}"),
-        model=model_config(ema=True, prompt_refiner_config=dict(enabled=False), **ONE_GIVEN_FRAME, **net),
+        model=model_config(ema=True, net=row["net"], **ONE_GIVEN_FRAME, **no_refiner),
         model_parallel=dict(context_parallel_size=row["context_parallel"]["720"]),
         optimizer=dict(lr=2**-15.5, weight_decay=row["weight_decay"]),
         scheduler=row["scheduler"],
