@@ -219,8 +219,7 @@ class CosmosT5TextEncoder:
         return self
 
 
-def get_cosmos_text_encoder(config: Any = None, **options: Any) -> CosmosT5TextEncoder:
-    return CosmosT5TextEncoder(config, **options)
+get_cosmos_text_encoder = CosmosT5TextEncoder
 
 
 # examples.video2world -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from cosmos_predict2.diffusion.transitions import (
     sde_coefficient,
 )
 from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.clips import rollout
 from cosmos_predict2.rl.clips.rollout import ChainPath, Data, Kept, Losses
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from tests.goldens import Golden, Value
@@ -288,7 +290,9 @@ def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], adva
         condition=None, unconditional=None, noise_B_C_T_H_W=case.noise, window=None,
         advantage_B=advantage_B, is_before_update=False, facts={},
     )  # fmt: skip
-    found, total = _losses(case, rl, (W, b)).of(experience)
+    path = ChainPath(case.chain, lambda x, level: case.denoise(x, level, (W, b)), lambda x: x)
+    with mock.patch.object(rollout, "chain_path", return_value=path):
+        found, total = _losses(case, rl, (W, b)).of(experience)
     of("ratio").compare(objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio).ratio_B, rtol=1e-4, atol=1e-4)
     of("policy_loss").compare(found["policy_loss"], rtol=1e-4, atol=1e-6)
     for key in ("kl_loss", "data_loss"):
@@ -299,17 +303,14 @@ def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], adva
 
 
 def _losses(case: Case, rl: RLConfig, weights: tuple[Tensor, Tensor]) -> Losses:
-    """Those of a world model whose network is the file's, on the file's chain."""
+    """Those of a world model whose network is the file's."""
 
     def denoiser(x: Tensor, sigma_B_1: Tensor, condition: Any) -> Any:
         return case.denoise(x, sigma_B_1, weights)
 
     context = SimpleNamespace(is_on=False, activate=lambda on: None, split_frames=lambda x: x, part_of=lambda x: x)
     config = SimpleNamespace(sigma_data=case.sigma_data)
-    losses = Losses(SimpleNamespace(context=context, denoiser=denoiser, config=config), rl)  # type: ignore[arg-type]
-    path = ChainPath(case.chain, lambda x, level: case.denoise(x, level, weights), lambda x: x)
-    losses._path = lambda experience: path  # type: ignore[method-assign]
-    return losses
+    return Losses(SimpleNamespace(context=context, denoiser=denoiser, config=config), rl)  # type: ignore[arg-type]
 
 
 def _data(case: Case, k: int, option: dict[str, Any], rl: RLConfig) -> Data | None:

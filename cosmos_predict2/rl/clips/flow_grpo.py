@@ -268,12 +268,12 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         forwards = self._noised(samples, draws)
         if self.rl.updates * self.rl.minibatches > 1 or self._old is not None:
             with self.sampling_policy():
-                old = {k: self._velocities(samples, forward) for k, forward in forwards.items()}
-            forwards = {k: replace(forward, v_old_B_C_T_H_W=old[k]) for k, forward in forwards.items()}
+                for k, one in forwards.items():
+                    forwards[k] = replace(one, v_old_B_C_T_H_W=self._velocities(samples, one))
         if self.rl.kl_beta:
             with self.reference():
-                of = {k: self._velocities(samples, forward) for k, forward in forwards.items()}
-            forwards = {k: replace(forward, v_reference_B_C_T_H_W=of[k]) for k, forward in forwards.items()}
+                for k, one in forwards.items():
+                    forwards[k] = replace(one, v_reference_B_C_T_H_W=self._velocities(samples, one))
         return self._kept_at(replace(samples, forwards=forwards))
 
     def _noised(self, samples: Samples, draws: RowDraws) -> dict[int, Forward]:

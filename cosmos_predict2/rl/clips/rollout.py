@@ -360,7 +360,10 @@ class Losses:
 
     def of(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
         """Numbers to log, and the loss."""
-        output, loss = self._forward_loss(part) if part.kept is None else self._ratio_loss(part)
+        output, loss, kl = self._forward_loss(part) if part.kept is None else self._ratio_loss(part)
+        if kl is not None:
+            output["kl_loss"] = kl.detach()
+            loss = loss + self.rl.kl_beta * kl
         if (data := part.data) is not None:  # DDRL: the error of the clean clip by (s^2 + s_d^2) / (s s_d)^2
             predicted = self._clean(data.x0_B_C_T_H_W, data.epsilon_B_C_T_H_W, data.sigma_B_1, data.condition)
             sigma_B, sigma_data = data.sigma_B_1[:, 0], self.world.config.sigma_data
@@ -378,9 +381,11 @@ class Losses:
         t = t_B.reshape(-1, *[1] * (x0.dim() - 1)).to(x0)
         return (objectives.noised(self._part(x0), self._part(epsilon), t_B) - predicted) / t
 
-    def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
-        rl, kept, path = self.rl, part.kept, self._path(part)
+    def _ratio_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor, Tensor | None]:
+        """Numbers to log, the objective, and the distance to the reference."""
+        rl, kept, conditions = self.rl, part.kept, (part.condition, part.unconditional)
         assert kept is not None
+        path = chain_path(self.world, rl, *conditions, part.noise_B_C_T_H_W, part.window)
         step = judge(path, kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
@@ -392,14 +397,11 @@ class Losses:
             advantage_B = -(math.e**-advantage_B).clamp(max=largest)
         limits = (rl.clip_ratio, path.chain.length(kept.k), rl.clip_ratio_high, rl.dual_clip)
         policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, *limits))
-        loss = policy.loss_B.mean()
-        output = self._watched(part, policy, log_ratio_B, loss)
+        loss, kl = policy.loss_B.mean(), None
         if kept.reference_mean_B_C_T_H_W is not None:
             kl_B = of_whole_clip(self.world, objectives.mean_drift(mean, kept.reference_mean_B_C_T_H_W))
             kl = (kl_B if std is None else objectives.gaussian_kl(kl_B, std)).mean()
-            output["kl_loss"] = kl.detach()
-            loss = loss + rl.kl_beta * kl
-        return output, loss
+        return self._watched(part, policy, log_ratio_B, loss), loss, kl
 
     def _watched(self, part: MicroBatch, policy: Clipped, log_ratio_B: Tensor, loss: Tensor) -> dict[str, Any]:
         ratio_B, k = policy.ratio_B.detach(), None if part.kept is None else part.kept.k
@@ -425,7 +427,8 @@ class Losses:
             "approx_kl": objectives.approximate_kl(log_ratio_B.detach()),
         }
 
-    def _forward_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor]:
+    def _forward_loss(self, part: MicroBatch) -> tuple[dict[str, Any], Tensor, Tensor | None]:
+        """The same of an objective of fresh noise."""
         rl, forward = self.rl, part.forward
         assert forward is not None
         v = self.velocity(part.condition, forward)
@@ -435,20 +438,14 @@ class Losses:
         of_clip = partial(of_whole_clip, self.world)
         numbers = (rl.clip_ratio, rl.nft_beta, rl.advantage.adv_clip_max, of_clip, rl.clip_ratio_high, rl.dual_clip)
         found = self.objective.function(FreshNoise(x0, epsilon, t_B, v, v_old, advantage_B, *numbers))
-        loss = found.loss_B.mean()
+        loss, kl = found.loss_B.mean(), None
         if isinstance(found, WithoutRatio):
             output = {"policy_loss": loss.detach(), **found.watched}
         else:
             output = self._watched(part, found, found.ratio_B.log(), loss)
         if forward.v_reference_B_C_T_H_W is not None:
             kl = of_clip(objectives.mean_drift(v, forward.v_reference_B_C_T_H_W)).mean()
-            output["kl_loss"] = kl.detach()
-            loss = loss + rl.kl_beta * kl
-        return output, loss
-
-    def _path(self, part: MicroBatch) -> ChainPath:
-        noise = part.noise_B_C_T_H_W
-        return chain_path(self.world, self.rl, part.condition, part.unconditional, noise, part.window)
+        return output, loss, kl
 
     def _clean(self, x0: Tensor, epsilon: Tensor, sigma_B_1: Tensor, condition: Condition) -> Tensor:
         """Clean latents of this rank's frames. Context parallelism stays on, as recomputation must meet it again."""

@@ -28,12 +28,11 @@ def training(kind: str, size: str, *, by_lora: bool) -> dict[str, Any]:
     )
 
 
-def tiny(kind: str, **config: Any) -> dict[str, Any]:
+def tiny(kind: str) -> dict[str, Any]:
     """The twin on the toy world, with the numbers of the twins of other families."""
     return dict(
         defaults=group_choices(group_name(kind, "tiny"), "toy", "toy", optimizer="muon", ema="power"),
         job=job(f"tiny_wan2pt1_{kind}", group="wan2pt1"),
-        model=dict(config=config),
         **tiny_run(4000, lr=0.03, adam_lr=2e-3),
     )
 

@@ -63,9 +63,10 @@ def published(
     data_train: str = DATA,
     data_val: str = DATA,
     pipe_config: dict[str, Any] | None = None,
+    **own: Any,
 ) -> dict[str, Any]:
-    """The run of one objective. A micro-batch is one trained step of one clip."""
-    rl = OBJECTIVES[objective]
+    """The run of one objective, with options of its ``own``. A micro-batch is one trained step of one clip."""
+    rl = OBJECTIVES[objective] | own
     is_nft = objective == "nft"
     trained = rl["sample_steps"] if is_nft else len(rl["train_on"])
     advantage = dict(norm="group" if is_nft else "cosmos_rl")
@@ -128,28 +129,20 @@ def at_480p(mode: str, *, ema: bool = False, state_t: int = 24) -> dict[str, Any
 
 def for_machine(name: str, choices: dict[str, Any], data: dict[str, Any], *, rank: int = 0) -> dict[str, Any]:
     """FlowGRPO with these choices, on two drawn steps; with a rank, of adapters on one card."""
-    run = published("flow_grpo", "2B", **choices)
-    config = dict(run["model"]["config"], rl=dict(run["model"]["config"]["rl"], **TWO_STEPS))
-    adapters: dict[str, Any] = dict(lora(rank), fsdp_shard_size=0) if rank else {}
-    one_card: dict[str, Any] = dict(distributed_parallelism="ddp") if rank else {}
-    return dict(
-        run,
-        job=dict(run["job"], name=name),
-        model=dict(config={**config, **adapters}),
-        dataloader_train=dict(dataset=data),
-        optimizer=dict(lr=1e-4 if rank else 1e-5, weight_decay=0.0),
-        trainer=dict(run["trainer"], max_iter=200, grad_accum_iter=2 * config["rl"]["num_rollout"], **one_card),
-    )
-
-
-def predict2(objective: str) -> dict[str, Any]:
-    run = published(objective, "2B", family="predict2", **T5_DATA)
-    run["model"]["config"]["rl"]["min_num_conditional_frames"] = 1
+    run = published("flow_grpo", "2B", **choices, **TWO_STEPS)
+    run["job"]["name"] = name
+    run["dataloader_train"] = dict(dataset=data)
+    run["optimizer"] = dict(lr=1e-4 if rank else 1e-5, weight_decay=0.0)
+    run["trainer"]["max_iter"] = 200
+    if rank:
+        run["model"]["config"] |= dict(lora(rank), fsdp_shard_size=0)
+        run["trainer"]["distributed_parallelism"] = "ddp"
     return run
 
 
 for objective in ("flow_grpo", "ddrl"):
-    register_experiment(f"predict2_2b_{objective}", partial(predict2, objective))
+    predict2 = partial(published, objective, "2B", family="predict2", **T5_DATA, min_num_conditional_frames=1)
+    register_experiment(f"predict2_2b_{objective}", predict2)
 
 SIZE_480: dict[str, Any] = dict(video_size=[432, 768])
 LATENTS: dict[str, Any] = dict(dataset_dir="datasets/cosmos_nemo_assets")
