@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_predict2.actions.statistics import read_statistics
 from cosmos_predict2.checkpoints.adapters import read_adapter
-from cosmos_predict2.checkpoints.download import _check_file
+from cosmos_predict2.checkpoints.download import file_faults
 from cosmos_predict2.checkpoints.networks import diffusers_net
 from cosmos_predict2.data import dataset_latents
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
@@ -80,7 +80,7 @@ def test_damaged_json_is_named_by_each_reader(reader: str, tmp_path: Path) -> No
         with pytest.raises(UserError) as raised:
             read(tmp_path)
         assert Path(name).name in str(raised.value), (damage, str(raised.value))
-        assert damage == "other" or _check_file(tmp_path / name, "")[0]
+        assert damage == "other" or file_faults(tmp_path / name)[0]
 
 
 @pytest.fixture(scope="module")

@@ -158,11 +158,11 @@ def test_the_manifests_of_multiview_and_tokenizer() -> None:
 def test_a_tokenizer_in_place_of_a_network_is_a_fault_and_the_other_way_round(tmp_path: Path) -> None:
     torch.save({name: torch.zeros(1) for name in manifest_of("tokenizer")}, tmp_path / "tokenizer.pth")
     torch.save(released_state(random_net()), tmp_path / "model.pt")
-    (fault,), _ = file_faults(str(tmp_path / "tokenizer.pth"), "2B Video2World")
+    (fault,), _ = file_faults(tmp_path / "tokenizer.pth", "2B Video2World")
     assert "x_embedder.proj.1.weight" in fault
-    (fault,), _ = file_faults(str(tmp_path / "model.pt"), "tokenizer")
+    (fault,), _ = file_faults(tmp_path / "model.pt", "tokenizer")
     assert "194 in the model, missing" in fault
-    (fault,), _ = file_faults(str(tmp_path / "model.pt"), "14B Video2World")
+    (fault,), _ = file_faults(tmp_path / "model.pt", "14B Video2World")
     assert "width 5120, 36 blocks" in fault
 
 

@@ -187,13 +187,13 @@ class Family:
     input_channels: int
     patch_volume: int
     text_width: int
-    text_projection_from: int | None  # width before the projection, of Predict2.5
-    adaln_rank: int | None  # None without AdaLN-LoRA
     mlp_width: int
-    action_inputs: int | None  # numbers that the embedders of an action-conditioned network read at once
-    action_hidden: int | None  # width of their hidden layer
-    has_action_tokens: bool  # a third embedder adds to the tokens
-    has_extra_positions: bool
+    text_projection_from: int | None = None  # width before the projection, of Predict2.5
+    adaln_rank: int | None = None  # None without AdaLN-LoRA
+    action_inputs: int | None = None  # numbers that the embedders of an action-conditioned network read at once
+    action_hidden: int | None = None  # width of their hidden layer
+    has_action_tokens: bool = False  # a third embedder adds to the tokens
+    has_extra_positions: bool = False
     is_wan: bool = False
     image_width: int | None = None  # of the features that an image-to-video network of Wan2.1 reads
 
@@ -272,13 +272,7 @@ def describe(source: Mapping[str, Tensor]) -> Family | None:
             input_channels=patch[1],
             patch_volume=patch[2] * patch[3] * patch[4],
             text_width=text[1],
-            text_projection_from=None,
-            adaln_rank=None,
             mlp_width=mlp[0],
-            action_inputs=None,
-            action_hidden=None,
-            has_action_tokens=False,
-            has_extra_positions=False,
             is_wan=True,
             image_width=None if image is None else image[1],
         )

@@ -165,24 +165,21 @@ def make_plan(flags: DownloadFlags) -> DownloadPlan:
         return plan
     if not flags.no_text_encoder:
         if types:
-            plan.add(_folder(T5, "text encoder", 45, ignored=("tf_model.h5",)))
+            plan.add(_part(T5, "text encoder", estimate=45, ignored=("tf_model.h5",)))
         if flags.predict2_5:
-            plan.add(
-                Download(
-                    REASON1, REASON1_ENCODER_DIR, REASON1_ENCODER_REVISION, "text encoder of Predict2.5", estimate=16
-                )
-            )
+            where = (REASON1, REASON1_ENCODER_DIR, REASON1_ENCODER_REVISION)
+            plan.add(Download(*where, "text encoder of Predict2.5", estimate=16))
     if not flags.no_guardrail or flags.all_guardrails:
         if flags.all_guardrails:
-            plan.add(_folder(GUARDRAIL, "guardrails", 6))
-            plan.add(_folder(LLAMA_GUARD, "guardrail", 16, ignored=("original/*",)))
+            plan.add(_part(GUARDRAIL, "guardrails", estimate=6))
+            plan.add(_part(LLAMA_GUARD, "guardrail", estimate=16, ignored=("original/*",)))
         else:
-            plan.add(_folder(GUARDRAIL, "guardrail: blocklist", 0.02, patterns=("blocklist/*",)))
+            plan.add(_part(GUARDRAIL, "guardrail: blocklist", estimate=0.02, patterns=("blocklist/*",)))
             plan.notes.append(
                 "Llama-Guard-3, video filter and face blur: left out (--all_guardrails adds them, about 22 GB)"
             )
     if flags.prompt_refiner:
-        plan.add(_folder(REASON1, "prompt refiner", 16))
+        plan.add(_part(REASON1, "prompt refiner", estimate=16))
     elif "video2world" in types:
         plan.notes.append("prompt refiner (Cosmos-Reason1-7B): left out (--prompt_refiner adds it, about 16 GB)")
     return plan
@@ -194,25 +191,24 @@ def _add_model(plan: DownloadPlan, model_type: str, size: str, flags: DownloadFl
         return
     model, video = MODEL_TYPES[model_type], MODEL_TYPES["video2world"].repository(size)
     tokenizer = File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer")
-    plan.add(_part(video, "tokenizer" if model_type != "video2world" else model_type, (tokenizer,)))
+    plan.add(_part(video, "tokenizer" if model_type != "video2world" else model_type, tokenizer))
     if flags.tokenizer_only:
         return
     if model_type != "video2world":
         file = File(model.file, _GIGABYTES[size], model.network or f"{size} Video2World")
-        plan.add(_part(model.repository(size), model_type, (file,)))
+        plan.add(_part(model.repository(size), model_type, file))
         return
     names = [f"model-{resolution}p-{fps}fps.pt" for resolution in flags.resolution for fps in flags.fps]
     if flags.natten:
         names += [f"model-720p-{fps}fps-natten.pt" for fps in flags.fps]
-    files = [File(name, _GIGABYTES[size], f"{size} Video2World") for name in names]
-    plan.add(_part(video, model_type, tuple(files)))
+    plan.add(_part(video, model_type, *(File(name, _GIGABYTES[size], f"{size} Video2World") for name in names)))
 
 
 def _add_text2image(plan: DownloadPlan, size: str, flags: DownloadFlags) -> None:
     files = [File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer")]
     if not flags.tokenizer_only:
         files.append(File("model.pt", _GIGABYTES[size], f"{size} Text2Image"))
-    part = _part(MODEL_TYPES["text2image"].repository(size), "text2image", tuple(files))
+    part = _part(MODEL_TYPES["text2image"].repository(size), "text2image", *files)
     if size == "0.6B" and not flags.tokenizer_only:  # with variants for another tokenizer, and distilled ones
         part = replace(part, patterns=("model_*.pt", "tokenizer_fast/tokenizer.pth"), estimate=4.1)
     plan.add(part)
@@ -231,7 +227,7 @@ def _add_predict25(plan: DownloadPlan, name: str, flags: DownloadFlags) -> None:
     files = [File(file, 4.3 if name.endswith("action-cond") else _GIGABYTES_25[size], network)]
     if name.endswith("action-cond"):
         files = [replace(files[0], network="2B Predict2.5 action-conditioned"), File(PREDICT25_EMPTY_TEXT, 0.1)]
-    plan.add(_part(repository, f"Predict2.5 {name}", tuple(files)))
+    plan.add(_part(repository, f"Predict2.5 {name}", *files))
 
 
 def _embodied(flags: DownloadFlags) -> DownloadPlan:
@@ -256,15 +252,8 @@ def _embodied(flags: DownloadFlags) -> DownloadPlan:
     return plan
 
 
-def _part(repository: str, purpose: str, files: tuple[File, ...]) -> Download:
-    return Download(repository, repository, REPOSITORIES[repository].revision, purpose, files)
-
-
-def _folder(
-    repository: str, purpose: str, estimate: float, *, patterns: tuple[str, ...] = (), ignored: tuple[str, ...] = ()
-) -> Download:
-    revision = REPOSITORIES[repository].revision
-    return Download(repository, repository, revision, purpose, (), patterns, ignored, estimate)
+def _part(repository: str, purpose: str, *files: File, **options: Any) -> Download:
+    return Download(repository, repository, REPOSITORIES[repository].revision, purpose, files, **options)
 
 
 # Fetching and checking ------------------------------------------------------------------------------------------------
@@ -326,29 +315,12 @@ def check(plan: DownloadPlan, checkpoint_dir: str) -> Iterator[tuple[str, list[s
         folder = Path(checkpoint_dir) / part.folder
         for file in part.files:
             path = folder / file.name
-            yield str(path), *_check_file(path, file.network)
+            yield str(path), *file_faults(path, file.network)
         for pattern in part.patterns if part.files else ():
             found = sum(1 for _ in folder.glob(pattern))
             yield str(folder / pattern), [] if found else [f"{folder / pattern}: there is none."], f"{found} files"
         if not part.files:
             yield str(folder), *_check_folder(folder, part)
-
-
-def _check_file(path: Path, network: str) -> tuple[list[str], str]:
-    if not path.is_file():
-        return [f"{path} is missing."], ""
-    if network:
-        return file_faults(str(path), network)
-    if path.suffix == ".json":
-        try:
-            foreign_json.load(path)
-        except ValueError as error:  # of the encoding, or of JSON
-            return [f"{path} is not JSON: {error}."], ""
-        return [], ""
-    try:
-        return [], dtype_note(weights.read(str(path)))
-    except CheckpointError as error:
-        return [str(error)], ""
 
 
 def _check_folder(folder: Path, part: Download) -> tuple[list[str], str]:
@@ -445,18 +417,24 @@ def _state_of(cls: type[nn.Module], *arguments: Any, **options: Any) -> dict[str
         return dict(cls(*arguments, **options).state_dict())
 
 
-def file_faults(path: str, network: str) -> tuple[list[str], str]:
-    """Faults of a released file by its names and shapes; and its dtypes, as a note."""
-    manifest = manifest_of(network)
+def file_faults(path: Path, network: str = "") -> tuple[list[str], str]:
+    """Faults of a released file, of a ``network`` by its names and shapes; and its dtypes, as a note."""
+    if not path.is_file():
+        return [f"{path} is missing."], ""
+    manifest = manifest_of(network) if network else {}
     try:
-        if network == "tokenizer":
-            source = weights.read(path)
-        else:
-            source = open_dit(path)
-            require_family(describe(source), describe(manifest), path, source)
-        weights.account(manifest, source).require(source=path)
+        if path.suffix == ".json":
+            foreign_json.load(path)
+            return [], ""
+        source = weights.read(str(path)) if network in ("", "tokenizer") else open_dit(str(path))
+        if network not in ("", "tokenizer"):
+            require_family(describe(source), describe(manifest), str(path), source)
+        if network:
+            weights.account(manifest, source).require(source=str(path))
     except CheckpointError as error:
         return [str(error)], ""
+    except ValueError as error:  # of the encoding, or of JSON
+        return [f"{path} is not JSON: {error}."], ""
     return [], dtype_note(source)
 
 

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, BinaryIO
 
 import torch
@@ -92,8 +93,8 @@ def export(job: Export) -> Mapping[str, Tensor]:
     if job.form == "safetensors":
         facts = {} if card.lora_alpha is None else {"alpha": repr(card.lora_alpha)}
         facts |= {} if card.lora_rank is None else {"base": card.base}
-        file = _TensorFile.of(tensors, job.dtype, {"format": "pt", **facts, **card_texts(card)})
-        storage.write_atomically(folder, file.write)
+        metadata = {"format": "pt", **facts, **card_texts(card)}
+        storage.write_atomically(folder, partial(_write_tensors, tensors, job.dtype, metadata))
         return tensors
     # Copies: a view of a mapped file would take the whole file along.
     state = {name: cast_to(tensors[name], job.dtype).clone() for name in tensors} | card_tensors(card)
@@ -161,33 +162,21 @@ def _with_adapters(job: Export, network: Network) -> Network:
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _TensorFile:
-    """The content of a safetensors file: its tensors, their dtypes, and their places in it."""
-
-    tensors: Mapping[str, Tensor]
-    header: dict[str, dict[str, Any]]
-    cast: torch.dtype | None
-    metadata: Mapping[str, str]
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], cast: torch.dtype | None, metadata: Mapping[str, str]) -> "_TensorFile":
-        header: dict[str, dict[str, Any]] = {}
-        end = 0
-        for name in tensors:
-            dtype = _target(tensors[name], cast)
-            shape = shape_of(tensors, name)
-            start, end = end, end + _bytes(shape, dtype)
-            header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-        return cls(tensors, header, cast, metadata)
-
-    def write(self, file: BinaryIO) -> None:
-        text = json.dumps({"__metadata__": self.metadata, **self.header}, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in self.header:
-            data = cast_to(self.tensors[name], self.cast)
-            file.write(data.flatten().view(torch.uint8).numpy().data)
+def _write_tensors(
+    tensors: Mapping[str, Tensor], cast: torch.dtype | None, metadata: Mapping[str, str], file: BinaryIO
+) -> None:
+    """Fill a safetensors file: its header, then one tensor after another."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in tensors:
+        shape, dtype = shape_of(tensors, name), _target(tensors[name], cast)
+        start, end = end, end + _bytes(shape, dtype)
+        header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in tensors:
+        file.write(cast_to(tensors[name], cast).flatten().view(torch.uint8).numpy().data)
 
 
 def write_folder(
@@ -203,19 +192,17 @@ def write_folder(
     sizes = {name: _bytes(shape_of(tensors, name), _target(tensors[name], dtype)) for name in tensors}
     shards = list(in_runs(sizes, sizes.__getitem__, SHARD_BYTES))
     files = [f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    index = f"{stem}.safetensors.index.json"
     if len(shards) == 1:
         files = [f"{stem}.safetensors"]
     for file, names in zip(files, shards):
-        part = dict(zip(names, names))
+        part = weights.renamed(tensors, dict(zip(names, names)).get)
         metadata = {"format": "pt", **(record if file == files[0] else {})}
-        content = _TensorFile.of(weights.renamed(tensors, part.get), dtype, metadata)
-        storage.write_atomically(storage.join(folder, file), content.write)
+        storage.write_atomically(storage.join(folder, file), partial(_write_tensors, part, dtype, metadata))
     if len(shards) > 1:
         places = {name: file for file, names in zip(files, shards) for name in names}
-        content_of_index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
-        storage.write_json(storage.join(folder, index), content_of_index)
-        files.append(index)
+        files.append(f"{stem}.safetensors.index.json")
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+        storage.write_json(storage.join(folder, files[-1]), index)
     storage.write_json(storage.join(folder, CONFIG), config)
     for name in names_at(folder):  # what an earlier export left, which a reader would take for a part of this one
         if name.startswith(stem) and name not in files:

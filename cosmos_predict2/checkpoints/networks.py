@@ -112,10 +112,8 @@ def net_arguments(source: str, family: Family, card: ModelCard, rope_scale: Rati
 
 def _require_a_class(source: str, family: Family) -> None:
     """diffusers' class holds Text2Image and Video2World networks of the published sizes and our own, no others."""
-    if family.kind not in ("Text2Image", "Video2World"):
+    if family.kind not in ("Text2Image", "Video2World") or family.size == "0.6B":
         raise CheckpointError(f"{source} is {family}: diffusers has no class for it. Export it as .pt or .safetensors.")
-    if family.size == "0.6B":
-        raise CheckpointError(f"{source} is {family}: diffusers has no 0.6B model. Export it as .pt or .safetensors.")
     if "-natten" in source.rpartition("/")[2]:
         raise CheckpointError(
             f"{source} holds weights for sparse (NATTEN) attention, which diffusers has no class for. Export them as"
