@@ -10,10 +10,10 @@ values at every step, attention to a text of zeros. Each row below leaves out on
 depend on them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,16 +66,12 @@ WAYS = [
 ]
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """First frames, actions and seeds of a batch."""
 
     frames: Tensor
     actions: Tensor
     seeds: list[int]
-
-    def part(self, i: slice) -> "Inputs":
-        return Inputs(self.frames[i], self.actions[i], self.seeds[i])
 
 
 def make_pipeline(size: str, device: torch.device, dtype: torch.dtype) -> Video2WorldActionConditionedPipeline:
@@ -106,7 +102,7 @@ def imagine(
 ) -> Tensor:
     """Videos in [-1, 1], made in this way."""
     step = 1 if way.one_by_one else len(inputs.seeds)
-    parts = [inputs.part(slice(i, i + step)) for i in range(0, len(inputs.seeds), step)]
+    parts = [Inputs(*(one[i : i + step] for one in inputs)) for i in range(0, len(inputs.seeds), step)]
     return torch.cat([_imagine(pipe, way, part, num_steps, num_tokens) for part in parts])
 
 
@@ -158,7 +154,7 @@ def check_equal(size: str, device: torch.device) -> float:
     torch.backends.cudnn.allow_tf32 = False  # float32 in full for the comparison
     pipe = make_pipeline(size, device, torch.float32)
     inputs = make_inputs(size, 2, pipe.transform.dim)
-    ours = pipe.generate_actions(*_arguments(inputs), SamplingOptions(num_steps=2, guidance=GUIDANCE), as_float=True)
+    ours = pipe.generate_actions(*inputs, SamplingOptions(num_steps=2, guidance=GUIDANCE), as_float=True)
     worst = 0.0
     for way in WAYS:
         difference = float((imagine(pipe, way, inputs, 2, SETTINGS[size][2]) - ours).abs().max())
@@ -169,16 +165,12 @@ def check_equal(size: str, device: torch.device) -> float:
     return worst
 
 
-def _arguments(inputs: Inputs) -> tuple[Tensor, Tensor, Sequence[int]]:
-    return inputs.frames, inputs.actions, inputs.seeds
-
-
 def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, num_steps: int, rounds: int) -> None:
     """Print the table of one batch size: how many times as fast as the first way each is."""
     inputs = make_inputs(size, batch, pipe.transform.dim)
     runs = {way.name: partial(imagine, pipe, way, inputs, num_steps, SETTINGS[size][2]) for way in WAYS}
     options = SamplingOptions(num_steps=num_steps, guidance=GUIDANCE)
-    runs["generate_actions"] = partial(pipe.generate_actions, *_arguments(inputs), options, as_float=True)
+    runs["generate_actions"] = partial(pipe.generate_actions, *inputs, options, as_float=True)
     seconds = machine.in_turns(runs, rounds)
     print(f"\nbatch {batch}: 12 frames each, {num_steps} steps")
     for name in runs:

@@ -75,13 +75,12 @@ add("overrides", nargs="*", help="after --: experiment=NAME and dotted overrides
 def run(args: argparse.Namespace) -> int:
     gpu = find_gpu(args.gpu)
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory
-    if args.embodied:
-        return run_embodied(args, memory)
-    if args.recipe:
-        return run_recipe(args, memory)
-    config = compose(args.config, args.overrides)
     num_gpus = gpu.usual_count if args.gpus is None else args.gpus
-    if is_policy_run(config):
+    if args.embodied or args.recipe:
+        return run_policy(args, read_translated(args, num_gpus), memory)
+    config = compose(args.config, args.overrides)
+    target = None if config.model is None else target_of(config.model, "model")
+    if isinstance(target, type) and issubclass(target, VLAGRPOModel):
         if args.one_card:
             raise ConfigError("--one_card plans world models; of a policy's experiment give --gpus 1 and --gpu.")
         return run_policy(args, read_policy_run(config, num_gpus), memory)
@@ -94,27 +93,21 @@ def run(args: argparse.Namespace) -> int:
     return show(as_text(plan), as_values(plan), args.json, fits=plan.fits)
 
 
-def run_embodied(args: argparse.Namespace, memory: float) -> int:
-    """The plan of a configuration of RLinf, as the experiment that it is translated to; the overrides are its own."""
-    from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
-    from cosmos_predict2.compat.rlinf.files import load_embodiment
+def read_translated(args: argparse.Namespace, num_gpus: int) -> SimulatedRun | EmbodiedRun:
+    """The run of a configuration of RLinf, to which the overrides belong, or of a recipe of Cosmos-RL, as the
+    experiment that it is translated to."""
+    if args.embodied:
+        from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
+        from cosmos_predict2.compat.rlinf.files import load_embodiment
 
-    content = load_embodiment(EMBODIED_CONFIGS, args.embodied, args.overrides)
-    gpus = find_gpu(args.gpu).usual_count if args.gpus is None else args.gpus
-    return run_policy(args, read_translated(translate_embodiment(content, gpus), f"--embodied {args.embodied}"), memory)
+        content, what = load_embodiment(EMBODIED_CONFIGS, args.embodied, args.overrides), f"--embodied {args.embodied}"
+        translation: Any = translate_embodiment(content, num_gpus)
+    else:
+        from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
 
-
-def run_recipe(args: argparse.Namespace, memory: float) -> int:
-    """The plan of a recipe of Cosmos-RL for a policy, as the experiment that it is translated to."""
-    from cosmos_predict2.compat.cosmos_rl.policies import translate_vla
-
-    translation = translate_vla(load_toml(args.recipe))
-    for warning in translation.warnings:
-        print(f"recipe: {warning}", file=sys.stderr)
-    return run_policy(args, read_translated(translation, f"--recipe {args.recipe}"), memory)
-
-
-def read_translated(translation: Any, what: str) -> SimulatedRun | EmbodiedRun:
+        translation, what = translate_vla(load_toml(args.recipe)), f"--recipe {args.recipe}"
+        for warning in translation.warnings:
+            print(f"recipe: {warning}", file=sys.stderr)
     if translation.evaluation is not None:
         raise ConfigError(f"{what}: with rollout.n_generation = 1 it evaluates a policy, and trains none.")
     run = read_policy_run(compose(DEFAULT_CONFIG, translation.overrides), translation.num_gpus)
@@ -145,12 +138,6 @@ def show(text: str, values: dict[str, Any], path: str | None, *, fits: bool) -> 
 
 
 # --- the load of a policy's experiment on each GPU, read off its configuration
-
-
-def is_policy_run(config: Config) -> bool:
-    """True for a configuration that trains a policy, and not a world model."""
-    target = None if config.model is None else target_of(config.model, "model")
-    return isinstance(target, type) and issubclass(target, VLAGRPOModel)
 
 
 def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun | None:

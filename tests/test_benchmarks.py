@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import driving, experience, imagination, inference, machine, rl_step, rollout, trainer_overhead
+from benchmarks import driving, imagination, inference, machine, rl_step, rollout, trainer_overhead, vla
 from benchmarks.rollout import published
 from cosmos_predict2.rl.config import ANY, RLConfig
 from cosmos_predict2.rl.policies.openvla.model import OpenVLASizes
@@ -181,8 +181,8 @@ def flags(folder: Path, **changes: Any) -> argparse.Namespace:
 def test_both_policies_roll_out_and_learn(
     policy: str, adapters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(experience, "planned", lambda *_: {})
-    assert experience.run(flags(tmp_path, policies=[policy], adapters=adapters)) == 0
+    monkeypatch.setattr(vla, "planned", lambda *_: {})
+    assert vla.run(flags(tmp_path, policies=[policy], adapters=adapters)) == 0
     found = capsys.readouterr().out
     phases = ("policy", "imagination", "reward", "forward", "backward", "optimizer", "probabilities", "away")
     for phase in phases:
@@ -193,7 +193,7 @@ def test_both_policies_roll_out_and_learn(
 
 @pytest.mark.slow
 def test_the_plan_is_of_the_changed_configuration(tmp_path: Path) -> None:
-    found = experience.planned("openvla", "2B", flags(tmp_path, envs=16, groups_of=8, decisions=2))
+    found = vla.planned("openvla", "2B", flags(tmp_path, envs=16, groups_of=8, decisions=2))
     assert {"whole", "adapters"} <= found.keys() and found["whole"]["total"] > found["adapters"]["total"] > 1e10
 
 
@@ -205,8 +205,8 @@ def test_a_policy_that_fails_does_not_stop_the_other(
             raise RuntimeError("one\n\ntwo")
         print("pi05 ran")
 
-    monkeypatch.setattr(experience, "measure", measure)
-    assert experience.run(flags(tmp_path)) == 1
+    monkeypatch.setattr(vla, "measure", measure)
+    assert vla.run(flags(tmp_path)) == 1
     found = capsys.readouterr().out
     assert "openvla FAILED: RuntimeError: one\n    two" in found and "pi05 ran" in found
 
@@ -227,5 +227,5 @@ def test_the_written_sizes_are_the_published_ones(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(tiny, "OpenVLAModel", model)
     with pytest.raises(StopIteration):
-        experience.write_policy(tmp_path / "openvla", "openvla", "2B")
+        vla.write_policy(tmp_path / "openvla", "openvla", "2B")
     assert counted[0] == pytest.approx(POLICIES["openvla_oft"].parameters, rel=0.01)

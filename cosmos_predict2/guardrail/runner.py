@@ -14,6 +14,7 @@ import functools
 import importlib.resources
 import itertools
 import logging
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -45,12 +46,11 @@ DOWNLOAD = "python -m scripts.download_checkpoints --model_types video2world --n
 _DISGUISES = {
     "@": "ao", "4": "a", "3": "e", "1": "il", "!": "i", "|": "il", "0": "o", "$": "s", "5": "s", "7": "t", "+": "t",
 }  # fmt: skip
-_SIGNS = re.escape("".join(sign for sign in _DISGUISES if not sign.isalnum()) + "*")
-_WORD = re.compile(rf"[a-z0-9{_SIGNS}]+(?:'[a-z]+)?")
+ANY = "*"
+_SIGNS = "".join(sign for sign in _DISGUISES if not sign.isalnum()) + ANY
+_WORD = re.compile(rf"[a-z0-9{re.escape(_SIGNS)}]+(?:'[a-z]+)?")
 _MOST_SPELLINGS = 64
 _LONGEST_WORD = 60  # no list has a longer one
-ANY = "*"
-_STRIPPED = "".join(sign for sign in _DISGUISES if not sign.isalnum()) + ANY
 _ENDINGS = (
     ("ies", ("y",)),
     ("es", ("", "e")),
@@ -242,9 +242,10 @@ def status_line(
         first = f"guardrail: off, asked: {_asked(guardrail_config)}"
         first += f" ({LICENCE_NOTICE})" if is_released and not guardrail_config.enabled else ""
     else:
-        parts = ", ".join(_described(part) for part in guardrail.guardrails) or "nothing"
+        sources = {part.name: getattr(part, "source", "") for part in guardrail.guardrails}
+        parts = ", ".join(f"{name} ({source})" if source else name for name, source in sources.items()) or "nothing"
         first = f"guardrail: {parts}, asked: {_asked(guardrail_config)}"
-        if absent := [name for name in NETWORKS if name not in [part.name for part in guardrail.guardrails]]:
+        if absent := [name for name in NETWORKS if name not in sources]:
             first += f" (not downloaded: {', '.join(absent)})"
     second = f"prompt refiner: {'off' if refiner is None else 'on'}, asked: {_asked(refiner_config)}"
     if refiner is None and refiner_config.enabled:
@@ -255,11 +256,6 @@ def status_line(
 
 def _asked(config: GuardrailConfig | PromptRefinerConfig) -> str:
     return "on" if config.enabled else "off"
-
-
-def _described(part: Any) -> str:
-    detail = getattr(part, "source", "")
-    return f"{part.name} ({detail})" if detail else str(part.name)
 
 
 class Blocklist:
@@ -287,27 +283,12 @@ class Blocklist:
     def check_prompt(self, prompt: str) -> Verdict:
         if not prompt.strip():
             return Verdict(False, "the prompt is empty")
-        words = words_of(prompt)
-        if (found := self._first_blocked(words)) is not None:
-            return Verdict(False, f"the prompt contains '{found}'")
-        words = list(_exact_words(prompt))
-        forms = [{word} for word in words]
-        for start in range(len(words)):
-            if (end := _longest(self._exact, forms, start)) > start:
-                return Verdict(False, f"the prompt contains '{' '.join(words[start:end])}'")
-        return Verdict(True)
-
-    def _first_blocked(self, words: list[str]) -> str | None:
-        """The first words that the list blocks, as the prompt has them."""
+        words, plain = words_of(prompt), list(_exact_words(prompt))
         forms = [forms_of(word) for word in words]
-        allowed: set[int] = set()
-        for start in range(len(words)):
-            allowed.update(range(start, _longest(self._allowed, forms, start)))
-        for start in range(len(words)):
-            end = _longest(self._blocked, forms, start)
-            if not all(i in allowed for i in range(start, end)):
-                return " ".join(words[start:end])
-        return None
+        allowed = {i for phrase in _phrases(self._allowed, forms) for i in phrase}
+        found = [words[p.start : p.stop] for p in _phrases(self._blocked, forms) if not allowed.issuperset(p)]
+        found += [plain[p.start : p.stop] for p in _phrases(self._exact, [{word} for word in plain])]
+        return Verdict(False, f"the prompt contains '{' '.join(found[0])}'") if found else Verdict(True)
 
 
 class _Node:
@@ -337,16 +318,18 @@ def _trie(phrases: Iterable[tuple[str, ...]]) -> _Node:
     return root
 
 
-def _longest(root: _Node, forms: Sequence[Set[str]], start: int) -> int:
-    """The end of the longest phrase that begins at ``start``; ``start`` itself where none does."""
-    nodes, end = [root], start
-    for i in range(start, len(forms)):
-        nodes = [after for node in nodes for after in node.after(forms[i])]
-        if not nodes:
-            break
-        if any(node.is_end for node in nodes):
-            end = i + 1
-    return end
+def _phrases(root: _Node, forms: Sequence[Set[str]]) -> Iterator[range]:
+    """The places of the longest phrase that begins at each word, where one does."""
+    for start in range(len(forms)):
+        nodes, end = [root], start
+        for i in range(start, len(forms)):
+            nodes = [after for node in nodes for after in node.after(forms[i])]
+            if not nodes:
+                break
+            if any(node.is_end for node in nodes):
+                end = i + 1
+        if end > start:
+            yield range(start, end)
 
 
 def _exact_words(text: str) -> tuple[str, ...]:
@@ -392,7 +375,7 @@ def words_of(text: str) -> list[str]:
 @functools.lru_cache(maxsize=4096)
 def forms_of(word: str) -> frozenset[str]:
     """Every form under which a list may have the word; a star in one stands for any letter."""
-    bare = word.strip(_STRIPPED)
+    bare = word.strip(_SIGNS)
     drawn_out = {re.sub(r"(.)\1{2,}", kept, each) for each in (word, bare) for kept in (r"\1", r"\1\1")}
     candidates = {each for each in {word, bare, *drawn_out} if 0 < len(each) <= _LONGEST_WORD}
     return frozenset(form for each in candidates for spelling in spellings(each) for form in base_forms(spelling))
@@ -403,10 +386,7 @@ def spellings(word: str) -> set[str]:
     if word.isalpha() or not any(sign.isalpha() for sign in word):
         return {word}
     choices = [_DISGUISES.get(sign, sign) for sign in word]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-    if count > _MOST_SPELLINGS:
+    if math.prod(map(len, choices)) > _MOST_SPELLINGS:
         choices = [choice[0] for choice in choices]
     return {"".join(letters) for letters in itertools.product(*choices)} | {word}
 
