@@ -102,7 +102,8 @@ def imagine(
 ) -> Tensor:
     """Videos in [-1, 1], made in this way."""
     step = 1 if way.one_by_one else len(inputs.seeds)
-    parts = [Inputs(*(one[i : i + step] for one in inputs)) for i in range(0, len(inputs.seeds), step)]
+    rows = [slice(i, i + step) for i in range(0, len(inputs.seeds), step)]
+    parts = [Inputs(inputs.frames[i], inputs.actions[i], inputs.seeds[i]) for i in rows]
     return torch.cat([_imagine(pipe, way, part, num_steps, num_tokens) for part in parts])
 
 

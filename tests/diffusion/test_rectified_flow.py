@@ -43,15 +43,6 @@ def test_the_true_velocity_gives_back_the_clean_video(shape: tuple[int, ...]) ->
     torch.testing.assert_close(rectified_flow_scaling(sigma, 500.0).c_noise, 500 * flow_time(sigma))
 
 
-@pytest.mark.parametrize("shape", SIGMA_SHAPES)
-def test_the_weighted_error_is_that_of_the_velocity(shape: tuple[int, ...]) -> None:
-    x0, epsilon, sigma, predicted = _video(0), _video(1), _sigma(shape), _video(2)
-    scaling = rectified_flow_scaling(sigma)
-    x0_pred = per_frame(scaling.c_skip) * add_noise(x0, epsilon, sigma) + per_frame(scaling.c_out) * predicted
-    weighted = (x0_pred - x0) ** 2 * per_frame(rectified_flow_weight(sigma))
-    torch.testing.assert_close(weighted, (predicted - (epsilon - x0)) ** 2)
-
-
 @pytest.mark.parametrize("function", [rectified_flow_weight, nonuniform_weight, flow_time])
 def test_levels_are_computed_in_float32_at_least(function) -> None:
     assert function(torch.tensor([0.5], dtype=torch.bfloat16)).dtype == torch.float32

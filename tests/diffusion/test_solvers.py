@@ -91,33 +91,6 @@ def test_the_last_step_to_zero_gives_the_last_estimate(name: str) -> None:
     torch.testing.assert_close(result, seen[-1])
 
 
-def test_unipc_is_that_of_diffusers() -> None:
-    from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
-
-    schedule, start = flow_sigmas(12), _noise(dtype=torch.float32)
-
-    def velocity(z: Tensor, timestep: float) -> Tensor:
-        return torch.tanh(z - 0.4) * (0.5 + timestep / 1000)
-
-    peer = UniPCMultistepScheduler(
-        solver_order=2, solver_type="bh2", prediction_type="flow_prediction", use_flow_sigmas=True,
-        final_sigmas_type="zero", lower_order_final=True,
-    )  # fmt: skip
-    peer.set_timesteps(12)
-    peer.sigmas, peer.timesteps = schedule.sigmas.float(), schedule.timesteps
-    state, states = start, []
-    for timestep in schedule.timesteps:
-        state = peer.step(velocity(state, timestep.item()), timestep, state, return_dict=False)[0]
-        states.append(state)
-
-    def denoise(z: Tensor, sigma_B: Tensor) -> Tensor:
-        return z - _wide(sigma_B) * velocity(z, schedule.timesteps_at(sigma_B)[0].item())
-
-    ours: list[Tensor] = []
-    sample(denoise, start, schedule.sigmas, "unipc", lambda i, step: ours.append(step.x_next_B_C_T_H_W))
-    torch.testing.assert_close(torch.stack(ours), torch.stack(states), rtol=0, atol=3e-6)  # its float32 coefficients
-
-
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize(
     ("noise", "inside"),
