@@ -202,9 +202,8 @@ def apply_text(card: ModelCard, config: Any) -> None:
     """Make a pipeline's config give the network its text as in training."""
     if (count := len(card.texts)) > 1:
         kinds = "; ".join(map(str, card.texts))
-        log.warning(
-            "%s: trained with texts of %d kinds (%s): a prompt is encoded as the first", card.source, count, kinds
-        )
+        text = "%s: trained with texts of %d kinds (%s): a prompt is encoded as the first"
+        log.warning(text, card.source, count, kinds)
     follow_text(config, card.texts[0], card.source, card.pipeline.get(TEXT_ENCODER))
 
 
@@ -283,9 +282,8 @@ def other_parts(trained: ModelCard, config: Any, tokenizer: Any) -> Iterator[str
 
     Weights of another tokenizer are found by their digest; a record without one gives a warning.
     """
-    nodes = {"net": config.net, "objective": config.objective} | (
-        {} if tokenizer is None else {TOKENIZER: config.tokenizer}
-    )
+    nodes = {"net": config.net, "objective": config.objective}
+    nodes |= {} if tokenizer is None else {TOKENIZER: config.tokenizer}
     for part, node in nodes.items():
         if differences := [*part_differences(trained, part, node)]:
             yield (
@@ -299,9 +297,8 @@ def other_parts(trained: ModelCard, config: Any, tokenizer: Any) -> Iterator[str
     used, theirs = (next((node[key] for key in FILES if node.get(key)), "") for node in (config.tokenizer, recorded))
     used, theirs = (f"those of {file}" if file else "the shipped ones" for file in (used, theirs))
     if not (digest := trained.digests.get(TOKENIZER)):
-        log.warning(
-            "%s records no digest of its tokenizer's weights, %s: %s are taken as these", trained.source, theirs, used
-        )
+        text = "%s records no digest of its tokenizer's weights, %s: %s are taken as these"
+        log.warning(text, trained.source, theirs, used)
     elif digest != actual:
         yield (
             f"{trained.source} was trained with other weights of its tokenizer ({digest}, {theirs}) than {used}"

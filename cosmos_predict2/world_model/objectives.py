@@ -69,9 +69,8 @@ class Denoiser:
         if self.sigma_conditional is not None:
             given = sigma_B_T.new_full((1, 1), self.sigma_conditional)
             given_c_noise = rectified_flow.rectified_flow_scaling(given, self.t_scaling_factor).c_noise
-        output = self._network(
-            xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
-        )
+        x_in = xt * per_frame(scaling.c_in)
+        output = self._network(x_in, scaling.c_noise, condition, prepared, given_c_noise)
         x0 = per_frame(scaling.c_skip) * xt + per_frame(scaling.c_out) * output.to(xt.dtype)
         return restore_conditioning_frames(x0, condition)
 

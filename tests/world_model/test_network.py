@@ -159,10 +159,8 @@ def test_a_parameter_of_ones_own_begins_anew_beside_the_weights_of_a_file(
     same(state, values(filled(config_of(), seed=1)))
     adapted = config_of(**LORA)
     adapted.pipe_config.net["_target_"] = Shifted
-    trained = {
-        name for name, value in trained_network(adapted, torch.float32).named_parameters() if value.requires_grad
-    }
-    assert {name for name in trained if ".lora_" not in name} == {"shift"}
+    parameters = trained_network(adapted, torch.float32).named_parameters()
+    assert {name for name, value in parameters if value.requires_grad and ".lora_" not in name} == {"shift"}
     monkeypatch.setattr(Shifted, "begins_anew", "shift*")  # without a comma: its "*" alone would match every weight
     for own in (config, adapted):
         with pytest.raises(ConfigError, match=r"begins_anew of Shifted is the text 'shift\*'"):

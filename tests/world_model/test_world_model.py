@@ -86,7 +86,8 @@ def test_clips_at_once_follow_their_pixels_and_the_free_memory(monkeypatch: pyte
 def test_videos_are_coded_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = make_pipeline()
     first, actions, seeds = inputs(3)
-    whole = pipe.generate_actions(first, actions, seeds, options=SamplingOptions(num_steps=2))
+    options = SamplingOptions(num_steps=2)
+    whole = pipe.generate_actions(first, actions, seeds, options=options)
     sizes: dict[str, list[int]] = {"encode": [], "decode": []}
     for name, found in sizes.items():
         run = getattr(pipe.world.tokenizer, name)
@@ -97,9 +98,8 @@ def test_videos_are_coded_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
         monkeypatch.setattr(pipe.world.tokenizer, name, counted)
     monkeypatch.setattr(pipe.world, "clips_at_once", lambda num_frames, height, width: 2)
-    assert torch.allclose(
-        pipe.generate_actions(first, actions, seeds, options=SamplingOptions(num_steps=2)).int(), whole.int(), atol=1
-    )
+    found = pipe.generate_actions(first, actions, seeds, options=options)
+    assert torch.allclose(found.int(), whole.int(), atol=1)
     assert sizes == {"encode": [3], "decode": [2, 1]}  # given frames are not counted on a CPU
     action_evaluation._coded(pipe, whole)
     assert sizes == {"encode": [3, 2, 1], "decode": [2, 1, 2, 1]}

@@ -54,10 +54,8 @@ class HeldOutClips:
     def part(self, start: int, stop: int) -> "HeldOutClips":
         chosen = slice(start, stop)
         condition = self.condition.with_tensors(lambda value: value[chosen])
-        x0_B_C_T_H_W = self.x0_B_C_T_H_W[chosen]
-        return HeldOutClips(
-            self.video_B_C_F_H_W[chosen], x0_B_C_T_H_W, condition, self.captions[chosen], self.num_given
-        )
+        tensors = self.video_B_C_F_H_W[chosen], self.x0_B_C_T_H_W[chosen]
+        return HeldOutClips(*tensors, condition, self.captions[chosen], self.num_given)
 
 
 @torch.no_grad()
@@ -147,12 +145,8 @@ def _errors(denoise: Any, clips: HeldOutClips, sigmas: Sequence[float]) -> Itera
         for start in range(0, len(clips), BATCH):
             part = clips.part(start, start + BATCH)
             x0 = part.x0_B_C_T_H_W
-            epsilon = torch.stack(
-                [
-                    torch.randn(x0.shape[1:], generator=random.generator(0, i, f"held_out/{number}"))
-                    for i in range(start, start + len(part))
-                ]
-            )
+            generators = (random.generator(0, start + i, f"held_out/{number}") for i in range(len(part)))
+            epsilon = torch.stack([torch.randn(x0.shape[1:], generator=one) for one in generators])
             sigma_B_1 = torch.full((len(part), 1), sigma)
             predicted = denoise(add_noise(x0, epsilon, sigma_B_1), sigma_B_1, part)
             weight = float(rectified_flow_weight(torch.tensor(sigma)))

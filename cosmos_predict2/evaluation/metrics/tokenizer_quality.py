@@ -64,9 +64,8 @@ class TokenizerFigures:
         found = []
         farthest = max(self.channel_mean, key=abs)
         if abs(farthest) > FARTHEST_MEAN or not LEAST_DEVIATION <= self.deviation <= MOST_DEVIATION:
-            text = (
-                f"latents have deviation {self.deviation:.2f} and a channel of mean {farthest:+.1f} (1 and 0 are right)"
-            )
+            moments = f"deviation {self.deviation:.2f} and a channel of mean {farthest:+.1f} (1 and 0 are right)"
+            text = f"latents have {moments}"
             found.append((True, text, FIT))
         if self.psnr < (least := max(FAINT, self.standstill)):  # below a standstill it hides what moves
             text = f"pictures come back with {self.psnr:.1f} dB ({least:.1f} is enough here)"
@@ -91,9 +90,8 @@ class TokenizerFigures:
 
     def as_text(self) -> str:
         """One or two sentences: the verdict with its figures, and the cure."""
-        kept = (
-            "" if math.isnan(self.share_of_actions) else f", {self.share_of_actions:.0%} of the readable actions left"
-        )
+        share = self.share_of_actions
+        kept = "" if math.isnan(share) else f", {share:.0%} of the readable actions left"
         about = f"{self.psnr:.1f} dB on {self.num_windows} held-out windows (a standstill {self.standstill:.1f}){kept}"
         about += f", latents of deviation {self.deviation:.2f}"
         faults = self.faults()

@@ -86,9 +86,8 @@ def verdict(
         )
         signs.append((read >= LEAST_READ * best, sentence))
     if not signs:
-        return FollowingVerdict(
-            "unknown", f"cannot say whether it follows its actions: {reason or 'nothing was measured'}"
-        )
+        why = reason or "nothing was measured"
+        return FollowingVerdict("unknown", f"cannot say whether it follows its actions: {why}")
     shown, because = sum(is_shown for is_shown, _ in signs), "; ".join(sentence for _, sentence in signs)
     if shown == len(signs):
         return FollowingVerdict("follows", f"follows its actions: {because}")
@@ -203,11 +202,8 @@ def evaluate(
 
     ``weights`` describes those of the pipeline, for the report. Likeness is measured of each of several ``views``, too.
     """
-    sampling: dict[str, Any] = {
-        "options": SamplingOptions(num_steps=num_steps, guidance=guidance),
-        "batch_size": batch_size,
-        "text_B_S_E": text_1_S_E,
-    }
+    options = SamplingOptions(num_steps=num_steps, guidance=guidance)
+    sampling: dict[str, Any] = dict(options=options, batch_size=batch_size, text_B_S_E=text_1_S_E)
     seeds = range(seed, seed + len(recordings))
     head, states, trail = pipe.dit.state_head, recordings.state_B_F_S, dict[str, Any]()
     if head is not None and states is not None:
@@ -431,11 +427,8 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     chunks = len(report.by_chunk["PSNR"])
     sampling = f"{report.steps}, {chunks} chunk{'s' if chunks > 1 else ''} of {report.chunk_size} actions"
-    page = Page(
-        "How well the world model follows the robot's actions",
-        [f"weights: {report.weights}", f"data: {report.clips}", sampling],
-        video_width=shown_width(imagined_B_C_F_H_W),
-    )
+    facts = [f"weights: {report.weights}", f"data: {report.clips}", sampling]
+    page = Page("How well the world model follows the robot's actions", facts, shown_width(imagined_B_C_F_H_W))
     page.verdict(f"The model {report.verdict.sentence}.")
     for caution in report.cautions:
         page.verdict(f"Caution: {caution}")
@@ -481,10 +474,8 @@ def write_report(
 
 
 def _show_trials(page: Page, folder: Path, trials: ActionTrials, fps: float) -> None:
-    page.heading(
-        "Other actions, and another seed",
-        "Each row has one first frame: under its own actions, under those of other clips, and with another seed.",
-    )
+    note = "Each row has one first frame: under its own actions, under those of other clips, and with another seed."
+    page.heading("Other actions, and another seed", note)
     for i, rows, videos in zip(trials.which, trials.borrowed, trials.videos):
         shown = [("own actions" if k == i else f"actions of clip {k}", clip) for k, clip in zip(rows, videos[:, 0])]
         shown.append(("own actions, another seed", videos[0, 1]))

@@ -115,11 +115,8 @@ class Page:
 
     def curves(self, titles: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> None:
         """A drawing for each title: lines by name, their first value at 1; ``across`` labels the axis."""
-        counted = {
-            title: {name: list(enumerate(line, start=1)) for name, line in lines.items()}
-            for title, lines in titles.items()
-        }
-        self.plots(counted, across)
+        from_1 = {title: {name: [*enumerate(line, 1)] for name, line in of.items()} for title, of in titles.items()}
+        self.plots(from_1, across)
 
     def plots(self, titles: Mapping[str, Mapping[str, Points]], across: str) -> None:
         """A drawing for each title: lines of (x, y) by name; ``across`` labels the axis."""
@@ -207,9 +204,8 @@ def drawn_file(title: str, lines: Mapping[str, Points], across: str) -> str:
         for i, (name, colour) in enumerate(zip(lines, itertools.cycle(COLOURS)))
     )
     style = "<style>text { font: 11px sans-serif; } .grid { stroke: #d1d9e0; }</style>"
-    return drawing.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
-        "</svg>", f"{names}{style}</svg>"
-    )
+    drawing = drawing.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return drawing.replace("</svg>", f"{names}{style}</svg>")
 
 
 def _drawing(title: str, lines: Mapping[str, Points], across: str) -> str:

@@ -324,9 +324,8 @@ def _odd_episodes(pairs: _Pairs, names: Sequence[str], episodes: Sequence[Checke
         (kind, text), is_mended = best
         fits = {key: one & ~is_mended for key, one in fits.items()}
         if is_mended.sum() <= MOST_ODD * count:
-            cure = (
-                "Move their actions one row up" if kind == "late_actions" else "Convert these episodes, or remove them"
-            )
+            is_late = kind == "late_actions"
+            cure = "Move their actions one row up" if is_late else "Convert these episodes, or remove them"
             yield kind, f"{text} in {_some(is_mended, episodes)} beside the others, by {pairs.what}. {cure}."
 
 

@@ -169,10 +169,9 @@ class Runner:
             errors = [line for line in printed if _ERROR.match(line)]
             marker["error"] = errors[-1].partition(": ")[2] if errors else "\n".join(printed[-_TAIL:])
             storage.write_json(path, {**marker, "state": FAILED, "code": code})
-            printed_to = (
-                f"All that it printed: {self.folder / 'logs' / step.name}.log. The same command goes on from here."
-            )
-            raise TrainingError(f"{number}, ended with exit code {code}: {marker['error']}\n{printed_to}")
+            printed_to = f"All that it printed: {self.folder / 'logs' / step.name}.log."
+            text = f"{number}, ended with exit code {code}: {marker['error']}\n{printed_to}"
+            raise TrainingError(f"{text} The same command goes on from here.")
         if missing:
             raise TrainingError(f"{number}: it ended well, but {missing[0]} is not there.")
         storage.write_json(path, {**marker, "state": DONE, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})

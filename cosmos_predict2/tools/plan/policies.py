@@ -375,9 +375,8 @@ class EmbodiedRun(PolicyRun):
         tokens = latent[0] * latent[1] * latent[2] // 4
         added = size.adapters if form == "adapters" else 0
         shards, trained = self.gpus if form == "sharded" else 1, added or size.trained
-        weights, moments, gradients, training, whole = self.training(
-            size, self.micro_batch, VIEW, shards, trained, added
-        )
+        found = self.training(size, self.micro_batch, VIEW, shards, trained, added)
+        weights, moments, gradients, training, whole = found
         world = 2 * sum(p.numel() for p in net.parameters()) + 2 * WAN_PARAMETERS + 4 * REWARD_PARAMETERS
         # The Wan tokenizer takes few frames at a time where memory is short.
         in_work, remembered = LIVE_FRAMES["decode"]

@@ -91,10 +91,8 @@ def find_gpu(name: str) -> GPU:
 
 def predict_speed(work: Workload, gpu: GPU) -> Speed:
     """Time and operations of an iteration."""
-    sizes: dict[str, Any] = dict(
-        text_tokens=work.text_tokens, timestep_rows=work.latent_shape[0], batch_size=work.batch_size
-    )
-    forward = forward_flops(work.net, work.latent_shape, **sizes)
+    sizes: dict[str, Any] = dict(text_tokens=work.text_tokens, batch_size=work.batch_size)
+    forward = forward_flops(work.net, work.latent_shape, timestep_rows=work.latent_shape[0], **sizes)
     attention = forward.self_attention + forward.cross_attention
     maps = forward.linear + forward.other
     backward = 2 * attention + (2 if work.lora_rank is None else 1) * maps  # frozen weights take no gradient

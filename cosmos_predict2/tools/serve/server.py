@@ -57,9 +57,8 @@ class ServedPolicy:
         """The policy as a client of ours compares it with its environment."""
         policy = self.policy
         known = dict(sentences=list(policy.sentences), views=list(policy.views), contract=policy.contract.to_dict())
-        sizes = dict(
-            chunk=policy.chunk, action_dim=sum(self.layout.actions.values()), execute=self.about.get("execute")
-        )
+        action_dim = sum(self.layout.actions.values())
+        sizes = dict(chunk=policy.chunk, action_dim=action_dim, execute=self.about.get("execute"))
         state = self.layout.state if policy.reads_state else {}
         layout = attrs.asdict(attrs.evolve(self.layout, state=state))
         return {**known, **sizes, "draws_when_greedy": policy.draws_when_greedy, "layout": layout}

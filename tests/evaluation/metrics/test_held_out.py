@@ -53,10 +53,9 @@ def test_clips_have_the_text_that_training_puts_in_place_of_theirs(tmp_path: Pat
 
 def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clips: HeldOutClips) -> None:
     linear = held_out.linear_losses(clips, clips, SIGMAS)  # fitted to the very clips that it is measured on
-    found = [
-        held_out.losses(build_world_model(CONFIG, dtype=torch.float32).load(path), clips, SIGMAS)
-        for path in ("", tiny_video2world_path())
-    ]
+    paths = ("", tiny_video2world_path())
+    worlds = (build_world_model(CONFIG, dtype=torch.float32).load(path) for path in paths)
+    found = [held_out.losses(world, clips, SIGMAS) for world in worlds]
     assert sum(found[1]) < sum(found[0]) / 3
     assert all(found[1][i] < linear[name][i] for name in linear for i in range(len(SIGMAS)))
 
@@ -67,10 +66,9 @@ def test_a_linear_denoiser_is_the_best_of_its_kind(clips: HeldOutClips) -> None:
     for sigma in SIGMAS:
         x = (x0 + sigma * noise).flatten().double()
         columns = torch.stack([x, torch.ones_like(x)], dim=1)
-        solution = torch.linalg.lstsq(columns, x0.flatten().double()[:, None]).solution
-        fitted = (
-            float((columns @ solution - x0.flatten().double()[:, None]).square().mean()) * ((1 + sigma) / sigma) ** 2
-        )
+        wanted = x0.flatten().double()[:, None]
+        left = columns @ torch.linalg.lstsq(columns, wanted).solution - wanted
+        fitted = float(left.square().mean()) * ((1 + sigma) / sigma) ** 2
         found = held_out.linear_losses(clips, clips, [sigma])
         assert found["scalar"][0] == pytest.approx(fitted, rel=0.02)  # another noise
         assert found["scalar"][0] > found["per channel"][0] > found["per latent"][0]
@@ -151,10 +149,6 @@ def test_the_command_writes_figures_and_pictures(tmp_path: Path, capsys: pytest.
     assert page.count("<table>") == 2 and page.count('class="note"') == 3
     video, fps = media.read_video(tmp_path / "out.mp4")
     assert fps == 5, "that of the clips"
-    assert video.shape == (
-        3,
-        13,
-        HEADER + 3 * (192 + GAP),
-        GAP + 3 * (192 + GAP),
-    )  # truth, before, after of three clips
+    # Truth, before and after of three clips.
+    assert video.shape == (3, 13, HEADER + 3 * (192 + GAP), GAP + 3 * (192 + GAP))
     assert (tmp_path / "out.png").is_file()

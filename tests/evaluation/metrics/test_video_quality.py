@@ -4,7 +4,6 @@
 import math
 from dataclasses import replace
 
-import numpy
 import numpy as np
 import pytest
 import torch
@@ -27,7 +26,7 @@ from imaginaire.errors import ConfigError
 
 def clips(num: int = 2, frames: int = 3) -> Tensor:
     episodes = make_episodes(num, seed=3)
-    return torch.from_numpy(numpy.stack([episodes.render(i, 0, frames) for i in range(num)])).permute(0, 4, 1, 2, 3)
+    return torch.from_numpy(np.stack([episodes.render(i, 0, frames) for i in range(num)])).permute(0, 4, 1, 2, 3)
 
 
 def noisy(video: Tensor, amount: float) -> Tensor:
@@ -36,8 +35,8 @@ def noisy(video: Tensor, amount: float) -> Tensor:
 
 
 def blurred(video: Tensor) -> Tensor:
-    padded = torch.nn.functional.pad(video.float(), (1, 1, 1, 1, 0, 0), mode="replicate")
-    return torch.nn.functional.avg_pool3d(padded, (1, 3, 3), stride=1)
+    padded = functional.pad(video.float(), (1, 1, 1, 1, 0, 0), mode="replicate")
+    return functional.avg_pool3d(padded, (1, 3, 3), stride=1)
 
 
 def test_psnr_is_of_the_error_of_all_clips_and_each_frame_by_itself() -> None:
@@ -53,8 +52,8 @@ def test_psnr_is_of_the_error_of_all_clips_and_each_frame_by_itself() -> None:
 def test_ssim_is_its_formula_in_every_window() -> None:
     truth = clips(1, 1)[:, :1, :, 8:21, 10:22]
     video = noisy(truth, 30)
-    place = numpy.arange(11) - 5
-    window = numpy.exp(-(place[:, None] ** 2 + place[None] ** 2) / (2 * 1.5**2))
+    place = np.arange(11) - 5
+    window = np.exp(-(place[:, None] ** 2 + place[None] ** 2) / (2 * 1.5**2))
     window /= window.sum()
     x, y = (part[0, 0, 0].double().numpy() for part in (video, truth))
     found = []
@@ -62,15 +61,12 @@ def test_ssim_is_its_formula_in_every_window() -> None:
         for left in range(2):
             a, b = (part[top : top + 11, left : left + 11] for part in (x, y))
             a_mean, b_mean = (window * a).sum(), (window * b).sum()
-            a_variance, b_variance = ((window * (a - a_mean) ** 2).sum(), (window * (b - b_mean) ** 2).sum())
+            a_variance, b_variance = (window * (a - a_mean) ** 2).sum(), (window * (b - b_mean) ** 2).sum()
             covariance = (window * (a - a_mean) * (b - b_mean)).sum()
             c1, c2 = 2.55**2, 7.65**2
-            found.append(
-                (2 * a_mean * b_mean + c1)
-                * (2 * covariance + c2)
-                / ((a_mean**2 + b_mean**2 + c1) * (a_variance + b_variance + c2))
-            )
-    assert float(ssim(video, truth)[0]) == pytest.approx(float(numpy.mean(found)), abs=1e-5)
+            likeness = (2 * a_mean * b_mean + c1) * (2 * covariance + c2)
+            found.append(likeness / ((a_mean**2 + b_mean**2 + c1) * (a_variance + b_variance + c2)))
+    assert float(ssim(video, truth)[0]) == pytest.approx(float(np.mean(found)), abs=1e-5)
 
 
 def test_likeness_is_one_for_equal_frames_and_falls_with_noise_and_blur() -> None:

@@ -48,9 +48,8 @@ def test_a_page_of_a_run_that_is_going(tmp_path: Path) -> None:
     videos = [attrs["src"] or "" for tag, attrs in tags.found if tag == "video"]
     assert len(videos) == 2 and all(source.startswith("data:video/mp4;base64,") for source in videos)
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text)  # one file
-    lines = {
-        attrs["data-name"]: json.loads(attrs["data-values"] or "") for tag, attrs in tags.found if tag == "polyline"
-    }
+    drawn = [attrs for tag, attrs in tags.found if tag == "polyline"]
+    lines = {attrs["data-name"]: json.loads(attrs["data-values"] or "") for attrs in drawn}
     assert lines["mean"] == [[5, 0.1], [10, 0.4]] and lines["<b>"] == [[5, 3.0], [10, 2.0]]
     assert lines["red"] == [[5, 1.0], [10, 0.5]]  # the share of valid scores
     assert "iteration 10 of 20" in text and "+0.3 since the start" in text and "<b>3" not in text

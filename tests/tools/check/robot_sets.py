@@ -53,10 +53,8 @@ def _recorded(
     rng, made = np.random.default_rng(seed), RobotSet([], [], **more)
     for _ in range(num):
         actions, states, pictures = zip(*play(rng))
-        found = {
-            ACTION: np.array(actions, np.float32),
-            SUCCESS: (np.arange(FRAMES) >= FRAMES - last).astype(np.float32),
-        }
+        success = np.arange(FRAMES) >= FRAMES - last
+        found = {ACTION: np.array(actions, np.float32), SUCCESS: success.astype(np.float32)}
         made.columns.append(found if states[0] is None else {**found, STATE: np.array(states, np.float32)})
         made.videos.append({camera: np.stack([one[camera] for one in pictures]) for camera in pictures[0]})
     return made

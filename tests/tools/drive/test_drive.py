@@ -159,9 +159,8 @@ def test_a_session_over_the_socket_is_recorded_as_episodes(drive: Drive) -> None
     assert len(source) == 2 and source.camera() == IMAGINED and source.caption(0) == "push the puck"
     assert source.info.fps == 200 and "next.success" not in source.info.features
     actions = source.columns(1, ["action"])["action"]
-    assert len(actions) == source.episodes.lengths[1] >= 7 and actions[0, 0] == pytest.approx(
-        drive.controls.range_2_D[1, 0]
-    )
+    assert len(actions) == source.episodes.lengths[1] >= 7
+    assert actions[0, 0] == pytest.approx(drive.controls.range_2_D[1, 0])
     assert source.frames(1, IMAGINED, [0]).shape[2:] == SIZE
 
 
@@ -248,10 +247,8 @@ def test_strangers_are_refused(drive: Drive) -> None:
 
 
 def test_one_camera_is_not_halved_into_the_views_of_a_world_model(data: Path) -> None:
-    imagination, args = (
-        imagination_of(device="cpu"),
-        script.parser.parse_args(["--data", str(data), "--camera", "top"]),
-    )
+    imagination = imagination_of(device="cpu")
+    args = script.parser.parse_args(["--data", str(data), "--camera", "top"])
     imagination.views = ("top", "wrist")
     with pytest.raises(ConfigError, match="2 views"), drive_of(args, imagination, SIZE):
         pass

@@ -55,9 +55,8 @@ class Browser:
 def served(tmp_path: Path) -> Iterator[str]:
     flags = ("--suite", "toy", "--policy", "tests.tools.drive.test_drive:Pusher", "--out", str(tmp_path / "driven"))
     command = [warm_python(), "-m", "scripts.drive", "--port", "0", "--device", "cpu", *flags]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as page:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as page:
         assert page.stdout is not None
         yield next(line.split()[2] for line in page.stdout if line.startswith("drive at"))
         page.terminate()
@@ -67,9 +66,8 @@ def served(tmp_path: Path) -> Iterator[str]:
 def browser() -> Iterator[Browser]:
     flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--remote-allow-origins=*")
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(
-            tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        )  # a short path, of a socket
+        # A short path, of a socket.
+        place = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         command = [str(CHROMIUM), *flags, f"--user-data-dir={place}/browser", "about:blank"]
         own: dict[str, Any] = {"env": {**os.environ, "TMPDIR": place}, "stdout": subprocess.DEVNULL}
         process = stack.enter_context(subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **own))

@@ -248,10 +248,8 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         contents[f"trial_before{end}"] = f"trial_before{end}/evaluation.json", rate(40)
         if end:
             contents["trial_clone_2"] = "trial_clone_2/evaluation.json", rate(anew)
-        contents[f"gate{end}"] = (
-            f"phase{end}/card.json" if end else "card.json",
-            _card("no" if end and is_refused else "go", ""),
-        )
+        card = f"phase{end}/card.json" if end else "card.json"
+        contents[f"gate{end}"] = card, _card("no" if end and is_refused else "go", "")
         contents[f"learning{end}"] = f"learning{end}", ""
         contents[f"export{end}"] = weights, f"learnt{end}"
         contents[f"trial_after{end}"] = f"trial_after{end}/evaluation.json", rate(tried)
