@@ -15,9 +15,10 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.scoring import Book, Chunk
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts, settle_num_tasks
-from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, replayed
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Trajectories, replayed
 from cosmos_predict2.rl.interfaces import Decision
 from imaginaire.errors import ConfigError
+from tests.rl.vla_runs import starts, tensors_of
 
 CHUNK = 2
 
@@ -96,22 +97,12 @@ class Notes:
         return Decision(drawn[:, None].expand(-1, CHUNK, -1), record, drawn[:, None])
 
 
-def starts(num: int) -> Starts:
-    return Starts([0] * num, list(range(num)), list(range(num)), [100 + i * i for i in range(num)])
-
-
 def played(env: Counter, num: int, policy: Any = None, **options: Any) -> Trajectories:
     return LocalRollout(policy or Notes(), env, **options).collect(starts(num))  # type: ignore[arg-type]
 
 
-def tensors(found: Trajectories) -> dict[str, Tensor]:
-    return {**found.record, **{name: value for name, value in vars(found).items() if isinstance(value, Tensor)}}
-
-
 def require_equal(found: Trajectories, expected: Trajectories) -> None:
-    assert tensors(found).keys() == tensors(expected).keys()
-    for name, value in tensors(expected).items():
-        assert torch.equal(tensors(found)[name], value), name
+    torch.testing.assert_close(tensors_of(found), tensors_of(expected), rtol=0, atol=0)
 
 
 def test_a_policy_is_not_asked_by_words_that_it_was_not_cloned_on() -> None:

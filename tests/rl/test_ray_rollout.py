@@ -28,7 +28,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes import weight_shards
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Trajectories
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.ray_rollout import RayRollout, _modules, _packed, _Player, _unpacked
 from cosmos_predict2.rl.episodes.weight_shards import (
@@ -49,6 +49,7 @@ from imaginaire.distributed.parallel import init_dims
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.multiprocess import run_distributed
 from tests.programs import HANG_S, warm_python
+from tests.rl.vla_runs import starts, tensors_of
 
 NUM = 12
 
@@ -128,15 +129,6 @@ def policy() -> Iterator[ToyPolicy]:
     torch.set_num_threads(num_threads)
 
 
-def starts(num: int = NUM) -> Starts:
-    numbers = list(range(num))
-    return Starts([0] * num, numbers, numbers, [100 + i for i in numbers])
-
-
-def as_tensors(played: Trajectories) -> dict[str, torch.Tensor]:
-    return {**played.record, **{key: value for key, value in vars(played).items() if torch.is_tensor(value)}}
-
-
 @pytest.mark.slow
 def test_episodes_on_two_workers_are_those_of_this_process_also_after_an_update(
     cluster: None, policy: ToyPolicy
@@ -147,10 +139,10 @@ def test_episodes_on_two_workers_are_those_of_this_process_also_after_an_update(
         for _ in range(2):
             remote.sync(policy)
             for mode in ("sample", "greedy"):
-                found, expected = (as_tensors(each.collect(starts(), mode)) for each in (remote, local))
+                found, expected = (tensors_of(each.collect(starts(NUM), mode)) for each in (remote, local))
                 assert_close(found, expected, rtol=0, atol=0)
-            alone = LocalRollout(policy, ToyEnv(NUM)).collect(starts())  # in other company
-            together = remote.collect(starts())
+            alone = LocalRollout(policy, ToyEnv(NUM)).collect(starts(NUM))  # in other company
+            together = remote.collect(starts(NUM))
             assert_close(together.actions_M_E_A_D, alone.actions_M_E_A_D, rtol=0, atol=1e-5)
             assert torch.equal(together.success_E, alone.success_E)
             with torch.no_grad():
@@ -164,14 +156,14 @@ def test_a_world_model_that_is_refined_is_refined_in_the_workers_too(cluster: No
     few = starts(4)
     with closing(RayRollout(policy, env, num_workers=2)) as remote:
         before = remote.collect(few)
-        assert_close(as_tensors(before), as_tensors(local.collect(few)), rtol=0, atol=0)
+        assert_close(tensors_of(before), tensors_of(local.collect(few)), rtol=0, atol=0)
         net = env.imagination.world.net.requires_grad_()  # as what a refinement trains
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter *= 1.05
         remote.sync(policy)
         after = remote.collect(few)
-        assert_close(as_tensors(after), as_tensors(local.collect(few)), rtol=0, atol=0)
+        assert_close(tensors_of(after), tensors_of(local.collect(few)), rtol=0, atol=0)
         assert not torch.equal(after.reward_M_E_A, before.reward_M_E_A)
 
 
@@ -183,16 +175,18 @@ def test_a_worker_that_is_killed_in_a_rollout_costs_its_own_episodes(
     env = Deadly(3, str(tmp_path))
     with closing(RayRollout(policy, env, num_workers=2)) as remote:
         with caplog.at_level(logging.WARNING):
-            played = remote.collect(starts())
+            played = remote.collect(starts(NUM))
         is_lost = torch.zeros(NUM, dtype=torch.bool)
         is_lost[6:9] = True  # the part of trial 7
         assert torch.equal(~played.is_valid_E, is_lost) and (remote.lost, remote.restarts) == (3, 1)
         assert "its 3 episodes are invalid" in caplog.text
-        expected = LocalRollout(policy, env).collect(starts())  # which nothing kills any more
+        expected = LocalRollout(policy, env).collect(starts(NUM))  # which nothing kills any more
         kept = (~is_lost).nonzero().flatten()
-        assert_close(as_tensors(played.rows(kept)), as_tensors(expected.rows(kept)), rtol=0, atol=0)
+        assert_close(tensors_of(played.rows(kept)), tensors_of(expected.rows(kept)), rtol=0, atol=0)
         assert not played.success_E[is_lost].any() and not played.executed_M_E_A[:, is_lost].any()
-        assert_close(as_tensors(remote.collect(starts())), as_tensors(expected), rtol=0, atol=0)  # it was started again
+        assert_close(
+            tensors_of(remote.collect(starts(NUM))), tensors_of(expected), rtol=0, atol=0
+        )  # it was started again
 
 
 @pytest.mark.long
@@ -201,14 +195,14 @@ def test_workers_that_die_again_and_again_end_the_run(cluster: None, policy: Toy
         (tmp_path / str(life)).touch()
     with closing(RayRollout(policy, Deadly(NUM, str(tmp_path)), num_workers=1)) as remote:
         with pytest.raises(TrainingError, match="twice in a row"):
-            remote.collect(starts())
+            remote.collect(starts(NUM))
 
 
 @pytest.mark.long
 def test_an_error_in_a_worker_is_that_error(cluster: None, policy: ToyPolicy) -> None:
     with closing(RayRollout(policy, Broken(NUM), num_workers=1)) as remote:
         with pytest.raises(DataError, match="three legs"):
-            remote.collect(starts())
+            remote.collect(starts(NUM))
         assert remote.lost == 0
 
 
@@ -216,7 +210,7 @@ def test_an_error_in_a_worker_is_that_error(cluster: None, policy: ToyPolicy) ->
 def test_workers_that_cannot_take_the_weights_do_not_play_with_others(cluster: None) -> None:
     with closing(RayRollout(Deaf(width=16), ToyEnv(NUM), num_workers=1)) as remote:
         with pytest.raises(DataError, match="do not fit"):
-            remote.collect(starts())
+            remote.collect(starts(NUM))
 
 
 def expert(root: Path) -> Any:
@@ -274,11 +268,11 @@ def test_workers_of_a_sharded_policy_have_its_weights_from_all_ranks(ray: Any, c
     address = ray.get_runtime_context().gcs_address
     torch.manual_seed(0)
     config = VLAGRPOConfig(policy=expert(tmp_path), env=L(ToyEnv)(num_envs=4))
-    whole = as_tensors(LocalRollout(VLAGRPOModel(config).policy, ToyEnv(4)).collect(starts(4)))
+    whole = tensors_of(LocalRollout(VLAGRPOModel(config).policy, ToyEnv(4)).collect(starts(4)))
     for before, *afterwards, here in run_distributed(trained_in_shards, world_size=2, args=(address, tmp_path)):
-        assert_close(as_tensors(before), whole, rtol=0, atol=1e-5)
+        assert_close(tensors_of(before), whole, rtol=0, atol=1e-5)
         for after in afterwards:
-            assert_close(as_tensors(after), as_tensors(here), rtol=0, atol=1e-5)
+            assert_close(tensors_of(after), tensors_of(here), rtol=0, atol=1e-5)
             assert (after.actions_M_E_A_D - before.actions_M_E_A_D).abs().max() > 1e-3
             assert (after.record["noise_level"] != before.record["noise_level"]).all()
 

@@ -20,7 +20,7 @@ from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from imaginaire.errors import DataError
 from scripts import collect
 from tests.programs import call
-from tests.rl.vla_runs import SMALL, run
+from tests.rl.vla_runs import SMALL, run, starts
 from tests.training import difference, run_dir, saved
 
 
@@ -72,9 +72,7 @@ class Counting:
 
 
 def test_rows_of_a_recording_match_its_pictures() -> None:
-    numbers = list(range(5))
-    starts = Starts([0] * 5, numbers, numbers, [100 + i for i in numbers])
-    found = list(recorded_episodes(Wanderer(), Counting(), starts))  # type: ignore[arg-type]
+    found = list(recorded_episodes(Wanderer(), Counting(), starts(5)))  # type: ignore[arg-type]
     assert [recording is None for recording, _ in found].count(True) == 1 and len(found) == 5
     played = {}
     for recording, is_success in found:
@@ -92,7 +90,7 @@ def test_rows_of_a_recording_match_its_pictures() -> None:
         assert numpy.array_equal(actions[-1], actions[-2])
         assert sorted(recording.videos) == [CAMERA, WRIST, f"{WRIST}_2"] and recording.task == "go"
     assert sorted(played) == [0, 1, 2, 4]
-    named = next(recorded_episodes(Wanderer(), Counting(), starts, camera="top+hand"))[0]  # type: ignore[arg-type]
+    named = next(recorded_episodes(Wanderer(), Counting(), starts(5), camera="top+hand"))[0]  # type: ignore[arg-type]
     assert named is not None and sorted(named.videos) == ["hand", f"{WRIST}_2", "top"]
 
 
@@ -104,15 +102,15 @@ class Leaving(Wanderer):
 
 
 def test_an_episode_without_a_decision_is_not_recorded() -> None:
-    starts = Starts([0] * 2, [0, 2], [0, 2], [100, 102])
-    found = list(recorded_episodes(Leaving(), Counting(), starts))  # type: ignore[arg-type]
+    of_two = Starts([0] * 2, [0, 2], [0, 2], [100, 102])
+    found = list(recorded_episodes(Leaving(), Counting(), of_two))  # type: ignore[arg-type]
     assert sorted(recording is None for recording, _ in found) == [False, True]
 
 
 def test_what_is_recorded_is_what_an_evaluation_plays() -> None:
-    starts = held_out_starts(3, 1, seed=5, first=7)
-    played = LocalRollout(Wanderer(), ToyEnv(3), keep_record=False).collect(starts, "sample")
-    found = [recording for recording, _ in recorded_episodes(Wanderer(), ToyEnv(3), starts)]
+    some = held_out_starts(3, 1, seed=5, first=7)
+    played = LocalRollout(Wanderer(), ToyEnv(3), keep_record=False).collect(some, "sample")
+    found = [recording for recording, _ in recorded_episodes(Wanderer(), ToyEnv(3), some)]
     assert float(played.actions_M_E_A_D.abs().max()) > 1
     for i, recording in enumerate(found):
         assert recording is not None

@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch import Tensor
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
@@ -19,28 +18,17 @@ from cosmos_predict2.rl.envs.replays import replayed
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, require_views
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
-from cosmos_predict2.rl.interfaces import Judgement, PolicyDefaults
+from cosmos_predict2.rl.interfaces import PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning, begin
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import ConfigError
 from scripts import make_reset_states
+from tests.rl.vla_runs import Brightness
 
 SIDE, VIEWS = 32, ("front", "wrist")
 BOTH = "+".join(VIEWS)
-
-
-class Seen:
-    """Judges by brightness, and keeps what it saw."""
-
-    def __init__(self) -> None:
-        self.pictures: list[Tensor] = []
-
-    def judge(self, frames_E_F_H_W_C: Tensor, context: Any) -> Judgement:
-        self.pictures.append(frames_E_F_H_W_C)
-        value = frames_E_F_H_W_C.float().mean(dim=(2, 3, 4)) / 255
-        return Judgement(value, value > 2)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +55,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(world: Imagination, starts: Any, num_envs: int = 3) -> WorldModelEnv:
-    return WorldModelEnv(world, starts, Seen(), num_envs, 24, keep_frames=True)
+    return WorldModelEnv(world, starts, Brightness(), num_envs, 24, keep_frames=True)
 
 
 def test_policies_see_the_rows_of_each_view_and_the_reward_all(world: Imagination) -> None:
@@ -82,7 +70,7 @@ def test_policies_see_the_rows_of_each_view_and_the_reward_all(world: Imaginatio
     last = info["frames"][:, -1]
     assert torch.equal(observed["full_image"], last[:, :SIDE])
     assert torch.equal(observed["wrist_image"][:, 0], last[:, SIDE:])
-    assert env.reward.pictures[-1].shape[2:] == (2 * SIDE, SIDE, 3)
+    assert env.reward.shown[-1].shape[2:] == (2 * SIDE, SIDE, 3)
     actions = chunk.clamp(-1, 1)
     assert torch.equal(replayed(world, pictures[:3], actions, seeds=range(3))[:, -1], last)
     shown, _ = film(env, held_out_starts(3, 1, 0), torch.rand(2, 3, 12, 4))

@@ -340,14 +340,6 @@ def test_the_parts_of_a_minibatch_share_it_by_what_counts() -> None:
         assert float(loss.detach()) == pytest.approx(part.share * float(output["policy_loss"]))
 
 
-def test_a_run_may_stop_between_experiences_alone() -> None:
-    one, places = model(minibatches=2), []
-    for _ in one.train_batches([batch(), batch(3)]):
-        one.on_before_zero_grad(None, None, 1)
-        places.append((one.at_boundary(), int(one.progress_counts[0])))
-    assert places == [(False, 0), (True, 1), (False, 1), (True, 2)]
-
-
 def test_rollouts_in_a_row_without_a_valid_episode_end_the_run() -> None:
     one, played = collected(max_failed_rollouts=2)
     lost = replace(played, is_valid_E=torch.zeros(12, dtype=torch.bool))
@@ -402,14 +394,15 @@ def test_a_policy_gets_the_trainers_step_and_has_no_reference_unless_one_is_aske
 
 
 def test_an_experience_is_open_from_its_rollout_to_its_last_update() -> None:
-    one, seen = model(updates=2), []
+    """A run may stop between experiences alone."""
+    one, seen = model(updates=2), list[Any]()
     collect = one.source.collect
     one.source.collect = lambda *arguments: seen.append(one.at_boundary()) or collect(*arguments)  # type: ignore
-    for _ in one.train_batches([batch()]):
+    for _ in one.train_batches([batch(), batch(3)]):
         seen.append(one.at_boundary())
         one.on_before_zero_grad(None, None, 1)
-        seen.append(one.at_boundary())
-    assert seen == [False, False, False, False, True]
+        seen.append((one.at_boundary(), int(one.progress_counts[0])))
+    assert seen == [False, False, (False, 0), False, (True, 1), False, False, (False, 1), False, (True, 2)]
 
 
 def refined(counts: torch.Tensor, stop_after: int) -> tuple[list[Any], torch.Tensor]:

@@ -58,11 +58,18 @@ IMAGINED = "tiny_vla_grpo_world_model"
 
 
 class Brightness(FrameRewardDefaults):
-    """The brighter the better, and success above 100."""
+    """The brighter the better, from 0 to 1, and success above a threshold; ``shown`` are the pictures of each call."""
+
+    def __init__(self, threshold: float = 100 / 255) -> None:
+        self.threshold, self.shown, self.place = threshold, list[Tensor](), None
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
-        value_E_F = frames_E_F_H_W_C.float().mean(dim=(2, 3, 4))
-        return Judgement(value_E_F / 255, value_E_F > 100)
+        self.shown.append(frames_E_F_H_W_C)
+        value_E_F = frames_E_F_H_W_C.float().mean(dim=(2, 3, 4)) / 255
+        return Judgement(value_E_F, value_E_F > self.threshold)
+
+    def to(self, device: Any) -> None:
+        self.place = device
 
 
 def of_recordings() -> dict[str, Any]:
@@ -98,6 +105,10 @@ def run(root: Path, *options: str, name: str = "toy_policy") -> list[dict[str, A
 
 def starts(num: int) -> Starts:
     return Starts([0] * num, list(range(num)), list(range(num)), list(range(num)))
+
+
+def tensors_of(played: Trajectories) -> dict[str, Tensor]:
+    return {**played.record, **{name: value for name, value in vars(played).items() if isinstance(value, Tensor)}}
 
 
 def model(**rl: Any) -> VLAGRPOModel:

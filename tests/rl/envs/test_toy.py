@@ -39,33 +39,25 @@ def test_recorded_actions_lead_to_the_recorded_states(split: str) -> None:
     assert torch.equal(terminated[:, -1], info["success"]) and torch.equal(truncated[:, -1], ~info["success"])
 
 
-def test_the_reward_of_the_last_step_is_the_dense_one_and_others_are_zero() -> None:
-    episodes = _episodes(4, "train")
-    env = ToyEnv(4, seed=3)
-    env.reset(options={"trial_ids": range(4)})
-    first, second = (env.chunk_step(torch.from_numpy(episodes.actions[:, k : k + 12]))[1] for k in (0, 12))
-    assert not first.any() and not second[:, :-1].any()
-    assert numpy.allclose(second[:, -1], episodes.rewards[:, -1], atol=1e-6)
-
-
-def test_a_failed_episode_is_paid_for_what_it_left() -> None:
-    rewards = []
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("succeeds", [False, True])
+def test_the_last_step_alone_is_paid_or_each_and_a_sparse_reward_is_for_success(succeeds: bool, sparse: bool) -> None:
+    """A failed episode is paid for what it left."""
+    actions, rewards = torch.from_numpy(_episodes(4, "train").actions) * succeeds, []
     for reward_on in ("last", "each"):
-        env = ToyEnv(4, seed=3, reward_on=reward_on)
+        env = ToyEnv(4, seed=3, sparse=sparse, reward_on=reward_on)
         env.reset(options={"trial_ids": range(4)})
-        rewards.append(torch.cat([env.chunk_step(torch.zeros(4, 12, 4))[1] for _ in range(2)], dim=1))
-    assert torch.equal(rewards[0][:, -1], rewards[1][:, -1]) and (rewards[0][:, -1] < 0).all()
-
-
-@pytest.mark.parametrize("reward_on", ["last", "each"])
-def test_a_sparse_reward_is_for_success_alone(reward_on: str) -> None:
-    env = ToyEnv(4, seed=3, sparse=True, reward_on=reward_on)
-    for actions, is_success in ((_episodes(4, "train").actions, True), (numpy.zeros((4, 24, 4), numpy.float32), False)):
-        env.reset(options={"trial_ids": range(4)})
-        rewards = torch.cat([env.chunk_step(torch.from_numpy(actions[:, k : k + 12]))[1] for k in (0, 12)], dim=1)
-        assert set(rewards.unique().tolist()) == ({0.0, 1.0} if is_success else {0.0})
-        assert (rewards[:, -1] == float(is_success)).all()
-        assert (rewards.sum(dim=1) == 1).all() == (is_success and reward_on == "last")
+        rewards.append(torch.cat([env.chunk_step(actions[:, k : k + 12])[1] for k in (0, 12)], dim=1))
+    last, each = rewards
+    assert (
+        torch.equal(last[:, -1], each[:, -1])
+        and not last[:, :-1].any()
+        and each[:, :-1].any() == (succeeds or not sparse)
+    )
+    if sparse:
+        assert (last[:, -1] == float(succeeds)).all() and set(each.unique().tolist()) == {0.0, float(succeeds)}
+    else:
+        assert (last[:, -1] < 0).all() or succeeds
 
 
 def test_success_ends_an_episode_where_asked_and_nothing_follows() -> None:

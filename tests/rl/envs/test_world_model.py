@@ -21,6 +21,7 @@ from cosmos_predict2.rl.rewards.verifiable import Smoothness
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.errors import ConfigError, DataError
+from tests.rl.vla_runs import Brightness
 
 LAST = dict(judge="last", reward_on="last")
 
@@ -62,21 +63,6 @@ def actions(env: Any, seed: int = 0, num_actions: int = 12) -> Tensor:
     drawn = torch.rand(env.num_envs, num_actions, 4, generator=generator) * 2 - 1
     drawn[..., 2:] = 0
     return drawn
-
-
-class Brightness:
-    """Value: how bright a picture is. Success where it is above a threshold."""
-
-    def __init__(self, threshold: float = 2.0) -> None:
-        self.threshold, self.calls, self.place = threshold, [], None
-
-    def judge(self, frames: Tensor, context: Mapping[str, Any]) -> Judgement:
-        self.calls.append((tuple(frames.shape), dict(context)))
-        value = frames.float().mean(dim=(2, 3, 4)) / 255
-        return Judgement(value, value > self.threshold)
-
-    def to(self, device: Any) -> None:
-        self.place = device
 
 
 class Listed:
@@ -187,22 +173,13 @@ def test_episodes_that_are_over_leave_the_batch(imagination: Imagination) -> Non
     assert not reward[1].any() and not info["executed"][1].any() and info["success"].tolist() == [False, True, False]
 
 
-def test_relative_rewards_are_differences_over_chunks(imagination: Imagination) -> None:
-    scoring = dict(use_rel_reward=True, reward_coef=5.0)
-    env = make(imagination, 1, scoring=scoring, reward=Listed([[0.0, 1, 1, 0]], [[0.0, 0, 1, 1]], [[1.0, 0, 0, 0]]))
-    begin(env)
-    steps = actions(env, num_actions=4)
-    assert env.chunk_step(steps)[1].tolist() == [[0, 5, 0, -5]]
-    assert env.chunk_step(steps)[1].tolist() == [[0, 0, 5, 0]]
-    assert env.chunk_step(steps)[1].tolist() == [[0, -5, 0, 0]]
-
-
-def test_success_is_confirmed_over_pictures_of_several_chunks(imagination: Imagination) -> None:
+def test_differences_and_confirmations_go_on_over_the_chunks_of_an_episode(imagination: Imagination) -> None:
     listed = Listed([[1.0, 1, 0, 1]], [[1.0, 0, 1, 1]], [[1.0, 1, 1, 1]])
-    env = make(imagination, 1, scoring=dict(confirm=3), reward=listed)
+    env = make(imagination, 1, scoring=dict(use_rel_reward=True, reward_coef=5.0, confirm=5), reward=listed)
     begin(env)
-    steps = actions(env, num_actions=4)
-    assert [bool(env.chunk_step(steps)[4]["success"]) for _ in range(3)] == [False, False, True]
+    chunks = [env.chunk_step(actions(env, num_actions=4)) for _ in range(3)]
+    assert [reward.tolist() for _, reward, *_ in chunks] == [[[5, 0, -5, 5]], [[0, -5, 5, 0]], [[0, 0, 0, 0]]]
+    assert [bool(info["success"]) for *_, info in chunks] == [False, False, True]
 
 
 def test_another_episode_begins_without_the_values_of_the_one_before(imagination: Imagination) -> None:
