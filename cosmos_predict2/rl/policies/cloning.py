@@ -111,8 +111,7 @@ class Demonstrations:
         if not found:
             lengths = sorted({len(of_episode) for of_episode in self.actions})
             raise DataError(
-                f"{self.source}: {len(self.actions)} demonstrations of {lengths} actions hold no window of {chunk}"
-                f" actions that begins at {'any step' if starts is None else list(starts)}."
+                f"{self.source}: {len(self.actions)} demonstrations of {lengths} actions hold no window of {chunk}."
             )
         return found
 

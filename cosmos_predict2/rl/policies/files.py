@@ -28,7 +28,7 @@ from cosmos_predict2.rl.policies.network import trained_adapter
 from cosmos_predict2.rl.policies.null import ADDRESS, Beaten, null_policy
 from cosmos_predict2.rl.policies.remote.policy import RemotePolicy, is_remote
 from imaginaire import foreign_json, storage
-from imaginaire.buildable import made, path_of, recorded, resolve, shipped
+from imaginaire.buildable import made, recorded, resolve, shipped
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, is_hub, latest, local_file, names_at, open_address
 from imaginaire.errors import CheckpointError, ConfigError, UserError, near
@@ -54,7 +54,8 @@ POLICIES = shipped(
 _LABELS = {"openvla_oft": "OpenVLA", "pi05": "PI0.5"}  # by the policy's name in programs
 _OF_A_RUN = ("net.", "net_ema.")
 _CURE = "Give the policy's own file, or the run that trained it."
-PUBLIC = {"openvla": POLICIES["openvla_oft"], "pi05": POLICIES["pi05"]}  # by model_type of config.json; `save` folders
+# Classes that `save` folders in a public layout, by the model_type of their config.json.
+PUBLIC = {"openvla": f"{_HERE}.openvla.policy.OpenVLAPolicy", "pi05": f"{_HERE}.pi05.policy.Pi05Policy"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def file_of(path: Path) -> Path:
 
 def is_public(cls: type) -> bool:
     """True for a class whose policies are folders in a public layout."""
-    return path_of(cls) in PUBLIC.values()
+    return name_of(cls) in PUBLIC.values()
 
 
 def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> Path:
@@ -116,11 +117,7 @@ def holds_policy(address: str) -> bool:
 
 def refuse_blind_clone(address: str) -> None:
     """Raise for a policy that is recorded to be a clone no better than the recordings' mean action."""
-    try:
-        about = _card(latest(result_of(address))).about
-    except CheckpointError:  # of a policy that records nothing
-        return
-    if verdict := about.get("verdict"):
+    if verdict := about_of(address).get("verdict"):
         Beaten(**verdict).require(address)
 
 
@@ -155,13 +152,12 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
     return completed(policy.eval(), PolicyDefaults), card
 
 
-def about_of(address: str) -> dict[str, Any]:
-    """Read what a policy records of the recordings that it was cloned on."""
+def about_of(address: str) -> Mapping[str, Any]:
+    """Read what a policy records of its training; empty where it records nothing."""
     try:
-        about = _card(latest(result_of(address))).about
+        return _card(latest(result_of(address))).about
     except CheckpointError:
-        about = {}
-    return {name: about[name] for name in OF_RECORDINGS if about.get(name)}
+        return {}
 
 
 def remember(policy: Any, about: Mapping[str, Any]) -> None:
@@ -217,7 +213,7 @@ def _public_card(address: str) -> PolicyCard | None:
         raise CheckpointError(
             f"{address} holds a model of type '{kind}', which is no policy known here.{near(kind, PUBLIC)}"
         )
-    return PolicyCard(PUBLIC[kind].replace(":", "."), arguments, recorded.get("about", {}), is_public=True)
+    return PolicyCard(PUBLIC[kind], arguments, recorded.get("about", {}), is_public=True)
 
 
 def _card(address: str) -> PolicyCard:
@@ -242,11 +238,11 @@ def _card(address: str) -> PolicyCard:
             " Give the policy's own file, or the run that trained it."
         )
     policy = str(tree["_target_"])
-    is_public = policy in [path.replace(":", ".") for path in PUBLIC.values()]  # whose sizes are at its path
+    is_public = policy in PUBLIC.values()  # whose sizes are at its path
     arguments = {name: value for name, value in tree.items() if name != "_target_" and (name != "path" or is_public)}
     about = {"run": folder, "execute": _section(config, "rl").get("execute")}
     if (begun := tree.get("path")) and os.path.exists(begun):
-        about |= about_of(begun)
+        about |= {name: value for name, value in about_of(begun).items() if name in OF_RECORDINGS and value}
     return PolicyCard(policy, arguments, about)
 
 

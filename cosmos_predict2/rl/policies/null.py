@@ -38,8 +38,6 @@ class NullPolicy(nn.Module, PolicyDefaults):
 
     def __init__(self, kind: str, actions_N_A_D: Tensor) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ConfigError(f"There is no null policy '{kind}'.{near(kind, KINDS)}")
         self.kind, self.draws_when_greedy = kind, kind == "random"
         self.chunk, self.action_dim = actions_N_A_D.shape[1:]
         self.arguments = {"kind": kind}

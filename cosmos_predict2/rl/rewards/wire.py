@@ -40,7 +40,6 @@ _RANK = {"latent": "[B, C, T, H, W]", "video": "[B, 3, F, H, W]", "image": "[B, 
 class RewardRequest:
     """A parsed body."""
 
-    meta: dict[str, Any]
     media: str
     prompts: list[str]
     fps: list[float]  # one for each clip
@@ -79,7 +78,7 @@ def parse(body: bytes | bytearray) -> RewardRequest:
     if left := file.read():
         raise DataError(f"{len(left)} bytes follow the last array: a body ends with it.")
     return RewardRequest(
-        meta, media, prompts, _fps(meta, len(prompts)), _rewards(meta), array, context, _request_id(meta)
+        media, prompts, _fps(meta, len(prompts)), _rewards(meta), array, context, _request_id(meta)
     )  # fmt: skip
 
 

@@ -64,7 +64,11 @@ class Resize:
         image = Image.fromarray(picture)
         resample = Image.Resampling[self.interpolation.upper()]
         if self.strategy == "letterbox":
-            image = self._boxed(image)
+            longest = max(image.size)
+            left, top = (int((longest - side) / 2) for side in image.size)
+            boxed = Image.new("RGB", (image.width + 2 * left, image.height + 2 * top), self.fill)
+            boxed.paste(image, (left, top))
+            image = boxed
         if self.strategy == "resize-naive":
             return numpy.asarray(image.resize((self.size, self.size), resample))
         width, height = image.size
@@ -73,15 +77,6 @@ class Resize:
         image = image.resize((sides[0], sides[1]), resample)
         left, top = (round((side - self.size) / 2) for side in sides)
         return numpy.asarray(image.crop((left, top, left + self.size, top + self.size)))
-
-    def _boxed(self, image: Any) -> Any:
-        from PIL import Image
-
-        longest = max(image.size)
-        left, top = (int((longest - side) / 2) for side in image.size)
-        boxed = Image.new("RGB", (image.width + 2 * left, image.height + 2 * top), self.fill)
-        boxed.paste(image, (left, top))
-        return boxed
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,6 @@ class Tower:
     mlp_ratio: float = 4.0
     reg_tokens: int = 0
 
-    @property
-    def mlp_dim(self) -> int:
-        return int(self.embed_dim * self.mlp_ratio)
-
 
 @dataclass(frozen=True)
 class OpenVLASizes:
@@ -127,24 +123,28 @@ def _tower(config: Mapping[str, Any], name: str, timm: str, source: str) -> Towe
 # --- pictures
 
 
+def _of_towers(tower: Tower, image_size: int, attention: str) -> dict[str, Any]:
+    """The arguments of both towers' configurations."""
+    return dict(
+        hidden_size=tower.embed_dim,
+        num_hidden_layers=tower.depth - 1,
+        num_attention_heads=tower.num_heads,
+        image_size=image_size,
+        patch_size=tower.patch,
+        layer_norm_eps=_EPSILON,
+        hidden_act="gelu",  # SigLIP's published tower is exact, transformers' default is not
+        attn_implementation=attention,
+    )
+
+
 class DinoTower(nn.Module):
     """Patches of a picture before the last block, without class and register tokens."""
 
     def __init__(self, tower: Tower, image_size: int, attention: str) -> None:
         super().__init__()
         package = transformers()
-        config = package.Dinov2WithRegistersConfig(
-            hidden_size=tower.embed_dim,
-            num_hidden_layers=tower.depth - 1,
-            num_attention_heads=tower.num_heads,
-            mlp_ratio=round(tower.mlp_ratio),
-            image_size=image_size,
-            patch_size=tower.patch,
-            num_register_tokens=tower.reg_tokens,
-            layer_norm_eps=_EPSILON,
-            hidden_act="gelu",
-            attn_implementation=attention,
-        )
+        own = dict(mlp_ratio=round(tower.mlp_ratio), num_register_tokens=tower.reg_tokens)
+        config = package.Dinov2WithRegistersConfig(**_of_towers(tower, image_size, attention), **own)
         model: Any = package.Dinov2WithRegistersModel(config)
         self.embeddings, self.encoder = model.embeddings, model.encoder
         self.embeddings.mask_token.requires_grad_(False)  # nothing is masked
@@ -161,18 +161,8 @@ class SiglipTower(nn.Module):
     def __init__(self, tower: Tower, image_size: int, attention: str) -> None:
         super().__init__()
         package = transformers()
-        config = package.SiglipVisionConfig(
-            hidden_size=tower.embed_dim,
-            num_hidden_layers=tower.depth - 1,
-            num_attention_heads=tower.num_heads,
-            intermediate_size=tower.mlp_dim,
-            image_size=image_size,
-            patch_size=tower.patch,
-            layer_norm_eps=_EPSILON,
-            hidden_act="gelu",  # the published tower is exact, transformers' default is not
-            vision_use_head=False,
-            attn_implementation=attention,
-        )
+        own = dict(intermediate_size=int(tower.embed_dim * tower.mlp_ratio), vision_use_head=False)
+        config = package.SiglipVisionConfig(**_of_towers(tower, image_size, attention), **own)
         model: Any = package.SiglipVisionModel(config)
         model = getattr(model, "vision_model", model)  # older releases have a level more
         self.embeddings, self.encoder = model.embeddings, model.encoder

@@ -125,7 +125,7 @@ def export(
     source: str,
     folder: Path,
     options: Mapping[str, Any],
-    statistics: Mapping[str, Any] | None = None,
+    statistics: Mapping[str, Any] | None,
 ) -> None:
     """Write a network's state beside copies of all else that ``source`` holds, in the public names.
 
@@ -145,15 +145,7 @@ def export(
     if found.is_head_tied:
         tensors[_HEAD] = tensors.pop(_EMBEDDING)
     folder.mkdir(parents=True, exist_ok=True)
-    content = safetensors.torch.save(tensors, {"format": "pt"})
-    storage.write_bytes(folder / WEIGHTS, content)
-    copy_beside(source, folder, options, statistics)
-
-
-def copy_beside(
-    source: str, folder: Path, options: Mapping[str, Any], statistics: Mapping[str, Any] | None = None
-) -> None:
-    """config.json with ``options`` in it, the statistics, and the small files of a tokenizer."""
+    storage.write_bytes(folder / WEIGHTS, safetensors.torch.save(tensors, {"format": "pt"}))
     config = {**settings(source), **options}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     asset_id, is_lerobots = str(config.get("asset_id") or ""), "assets" not in names_at(source)
@@ -178,7 +170,7 @@ def copy_beside(
 def settings(folder: str) -> dict[str, Any]:
     """The content of config.json, with what lerobot's processors say besides."""
     config = public_json(folder, CONFIG)
-    return {**_processor_settings(folder, config), **config} if has_processors(folder) else config
+    return {**_processor_settings(folder, config), **config} if BEFORE in names_at(folder) else config
 
 
 def norm_stats_file(folder: str, asset_id: str = "") -> str:
@@ -200,8 +192,11 @@ def norm_stats_file(folder: str, asset_id: str = "") -> str:
 
 def norm_stats_of(folder: str, asset_id: str = "") -> dict[str, Any]:
     """The statistics of a folder: of its assets, or of lerobot's processors where it has no assets."""
-    if has_processors(folder) and "assets" not in names_at(folder):
-        return _processor_statistics(folder)
+    if BEFORE in (names := names_at(folder)) and "assets" not in names:
+        return {
+            "state": _ends(folder, BEFORE, _NORMALISER, "STATE", "observation.state"),
+            "actions": _ends(folder, BEHIND, _UNNORMALISER, "ACTION", "action"),
+        }
     file = norm_stats_file(folder, asset_id)
     try:
         return dict(foreign_json.load(local_file(file))["norm_stats"])
@@ -210,10 +205,6 @@ def norm_stats_of(folder: str, asset_id: str = "") -> dict[str, Any]:
 
 
 # --- lerobot's processors
-
-
-def has_processors(folder: str) -> bool:
-    return BEFORE in names_at(folder)
 
 
 def _processor_settings(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,16 +224,9 @@ def _processor_settings(folder: str, config: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _processor_statistics(folder: str) -> dict[str, dict[str, Any]]:
-    """The statistics of states and actions as norm_stats.json has them: what is -1 and what is 1 to the model, and
-    nothing added to their difference."""
-    return {
-        "state": _ends(folder, BEFORE, _NORMALISER, "STATE", "observation.state"),
-        "actions": _ends(folder, BEHIND, _UNNORMALISER, "ACTION", "action"),
-    }
-
-
 def _ends(folder: str, file: str, name: str, kind: str, feature: str) -> dict[str, Any]:
+    """Statistics as norm_stats.json has them: what is -1 and what is 1 to the model, and nothing added to their
+    difference."""
     step = _steps(folder, file).get(name)
     if step is None:
         raise CheckpointError(f"{folder}/{file} has no step '{name}', so that it is unknown how {feature} is scaled.")

@@ -142,13 +142,12 @@ return #old
 class RedisQueue:
     """`Queue` at the address ``url``, which may carry a user and a password."""
 
-    def __init__(self, url: str, limits: Limits, prefix: str = _PREFIX) -> None:
+    def __init__(self, url: str, limits: Limits) -> None:
         try:
             import redis
         except ImportError as error:
             raise missing_package("redis", "reward") from error
         self.limits = limits
-        self.prefix = prefix
         self._refused = redis.ResponseError
         self._gone = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError)
         try:
@@ -238,10 +237,10 @@ class RedisQueue:
         self._redis.close()
 
     def _key(self, *parts: str) -> str:
-        return ":".join((self.prefix, *parts))
+        return ":".join((_PREFIX, *parts))
 
     def _run(self, name: str, *arguments: Any) -> Any:
-        return self._asked(lambda: self._scripts[name](keys=[self.prefix], args=arguments))
+        return self._asked(lambda: self._scripts[name](keys=[_PREFIX], args=arguments))
 
     def _call(self, command: str, *arguments: Any) -> Any:
         return self._asked(lambda: getattr(self._redis, command)(*arguments))
