@@ -16,12 +16,9 @@ from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.objectives import chosen
 from imaginaire.config import L
+from tests.rl.policies.seen import generators
 from tests.rl.vla_runs import RL, batch, collected, run
 from tests.training import difference, saved
-
-
-def generators(num: int, seed: int = 0) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed + i) for i in range(num)]
 
 
 def test_one_valid_episode_of_each_group_with_spread_is_chosen() -> None:

@@ -22,6 +22,7 @@ from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L
 from imaginaire.errors import TrainingError
+from tests.rl.policies.seen import generators
 
 
 def seen(num_envs: int = 8) -> Observation:  # fewer decisions for the thousand numbers of check_spread
@@ -70,8 +71,8 @@ def test_cameras_may_have_pictures_of_their_own_sizes(
     name: str, options: dict[str, Any], folders: dict[str, str]
 ) -> None:
     wrist = torch.full((3, 1, 24, 36, 3), 200, dtype=torch.uint8)
-    draws = [torch.Generator().manual_seed(i) for i in range(3)]
-    decision = build(name, options, folders).act({**seen(3), "wrist_image": wrist}, mode="greedy", generators=draws)
+    shown = {**seen(3), "wrist_image": wrist}
+    decision = build(name, options, folders).act(shown, mode="greedy", generators=generators())
     assert decision.record["pixels" if name == "openvla" else "images"].shape[:2] == (3, 2)
 
 

@@ -9,30 +9,23 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies import cloning
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.network import merged_state
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from imaginaire import command_line
 from imaginaire.errors import CheckpointError, TrainingError
 from scripts import convert, train_policy
+from tests.programs import call
+from tests.rl.policies.seen import generators, observation
 
 WEIGHTS = "model.safetensors"
 KINDS = {"openvla": OpenVLAPolicy, "pi05": Pi05Policy}
 
 
 def acts(policy: Any) -> torch.Tensor:
-    pictures = torch.randint(256, (2, 32, 40, 3), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
-    seen: Observation = {
-        "full_image": pictures,
-        "wrist_image": pictures.new_zeros(2, 0, 32, 40, 3),
-        "state": torch.zeros(2, 0),
-        "task_description": ["push it", "push it"],
-    }
-    draws = [torch.Generator().manual_seed(i) for i in range(2)]
-    actions: torch.Tensor = policy.act(seen, mode="greedy", generators=draws).actions_E_A_D
+    seen = observation(2, views=0, size=(32, 40), state=0)
+    actions: torch.Tensor = policy.act(seen, mode="greedy", generators=generators(2)).actions_E_A_D
     return actions
 
 
@@ -46,12 +39,8 @@ def written(policy: Any, arguments: dict[str, Any], run: Path) -> str:
     return str(run / "model.safetensors")
 
 
-def converted(*words: str) -> int:
-    return command_line.main(convert.parser, convert.run, words)
-
-
 def to_public(source: str, folder: Path) -> dict[str, torch.Tensor]:
-    assert converted("--from", source, "--to", f"{folder}/") == 0
+    assert call(convert, "--from", source, "--to", f"{folder}/") == 0
     return load_file(folder / "model.safetensors")
 
 
@@ -121,7 +110,7 @@ def test_adapters_are_written_alone_as_peft_reads_them(
             torch.nn.init.normal_(weight, std=0.3)
     source, folder = written(policy, arguments, tmp_path / "run"), tmp_path / "peft"
     words = [source, str(folder), "--to", "peft"]
-    assert command_line.main(convert.parser, convert.run, words) == 0
+    assert call(convert, *words) == 0
     stored = load_file(folder / "adapter_model.safetensors")
     state = {name.partition(".")[2]: value for name, value in policy.state_dict().items() if ".lora_" in name}
     names = {name.replace(".default.", ".").removeprefix("base_model.model.") for name in state}
@@ -155,7 +144,7 @@ def test_adapters_that_are_not_all_of_a_policy_are_refused(
     arguments = dict(path=folders["pi05"], **options)
     source = written(Pi05Policy(**arguments), arguments, tmp_path / "run")
     words = [source, str(tmp_path / "out"), "--to", "peft", *words]
-    assert command_line.main(convert.parser, convert.run, words) == 2
+    assert call(convert, *words) == 2
     assert named in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -179,7 +168,7 @@ def test_the_public_layout_is_read_and_written_again_exactly(
         for name, value in policy.state_dict().items():
             assert torch.equal(again.state_dict()[name], value) or name.endswith(folded), name
         assert torch.equal(acts(again), acts(policy))
-    assert converted(run, str(tmp_path / "by_position"), "--to", "public") == 0
+    assert call(convert, run, str(tmp_path / "by_position"), "--to", "public") == 0
     for other in (to_public(str(tmp_path / "out"), tmp_path / "twice"), load_file(tmp_path / "by_position" / WEIGHTS)):
         assert other.keys() == public.keys()
         for name, value in other.items():
@@ -191,10 +180,10 @@ def test_what_is_replaced_leaves_nothing_behind(folders: dict[str, str], tmp_pat
     out.mkdir()
     index = out / "model.safetensors.index.json"  # of a policy in several files, which readers would follow
     index.write_text('{"weight_map": {}}')
-    assert converted("--from", folders["pi05"], "--to", str(out)) == 2 and index.exists()
-    assert converted("--from", folders["pi05"], "--to", str(out), "--overwrite") == 0
+    assert call(convert, "--from", folders["pi05"], "--to", str(out)) == 2 and index.exists()
+    assert call(convert, "--from", folders["pi05"], "--to", str(out), "--overwrite") == 0
     assert not index.exists() and sorted(tmp_path.iterdir()) == [out]
-    assert converted("--from", str(out), "--to", str(out), "--overwrite") == 0
+    assert call(convert, "--from", str(out), "--to", str(out), "--overwrite") == 0
     read_policy(str(out))
 
 
@@ -221,14 +210,14 @@ def test_words_that_do_not_go_together_are_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").symlink_to(folders["pi05"])
     save_file({"weight": torch.zeros(2)}, tmp_path / "WEIGHTS")
-    assert converted(*words.split()) == 2
+    assert call(convert, *words.split()) == 2
     assert named in capsys.readouterr().err and not (tmp_path / "OUT").exists()
 
 
 def test_the_command_trains_adapters_of_the_expert(folders: dict[str, str], tmp_path: Path) -> None:
     words = ["--policy", "pi05", "--base", folders["pi05"], "--lora_rank", "2", "--expert_only", "--steps", "2"]
     words += ["--demonstrations", "2", "--batch_size", "2", "--out", str(tmp_path / "a")]
-    assert command_line.main(train_policy.parser, train_policy.run, words) == 0
+    assert call(train_policy, *words) == 0
     before, after = (load_file(Path(path) / "model.safetensors") for path in (folders["pi05"], tmp_path / "a"))
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert changed and not any(".paligemma." in name for name in changed)
@@ -243,7 +232,7 @@ def test_a_clone_that_is_interrupted_leaves_no_random_policy(
 
     monkeypatch.setattr(cloning, "clone", interrupted)
     words = ["--policy", kind, "--demonstrations", "2", "--out", str(tmp_path / "a")]
-    assert command_line.main(train_policy.parser, train_policy.run, words) != 0
+    assert call(train_policy, *words) != 0
     assert not (tmp_path / "a").exists()
 
 

@@ -24,6 +24,7 @@ from imaginaire.distributed.parallel import GradientAverager, full_tensor, init_
 from imaginaire.errors import ConfigError
 from imaginaire.optim.adamw import FusedAdamW
 from tests.multiprocess import run_distributed
+from tests.rl.policies.seen import generators, observation
 
 GROUPS = 4
 SHARDED = ("openvla", "pi05", "expert")
@@ -175,19 +176,13 @@ def test_what_a_policy_has_beside_its_network_is_cast_too() -> None:
 def test_what_pi05_keeps_in_float32_makes_its_decisions_more_exact(folders: dict[str, str]) -> None:
     """Against all of it in bfloat16, as sharding needs it."""
     args = {key: value for key, value in policies(folders)["pi05"].items() if key != "_target_"}
-    seen: Any = {
-        "full_image": torch.randint(256, (4, 48, 64, 3), generator=torch.Generator().manual_seed(3)).to(torch.uint8),
-        "wrist_image": torch.zeros(4, 0, 48, 64, 3, dtype=torch.uint8),
-        "state": torch.zeros(4, 3),
-        "task_description": ["push the puck"] * 4,
-    }
+    seen = observation(4, views=0)
     actions = []
     for uniform in (None, False, True):
         torch.manual_seed(0)
         policy = Pi05Policy(**args)
         if uniform is not None:
             cast(policy, torch.bfloat16, is_uniform=uniform)
-        draws = [torch.Generator().manual_seed(i) for i in range(4)]
-        actions.append(policy.act(seen, mode="greedy", generators=draws).actions_E_A_D)
+        actions.append(policy.act(seen, mode="greedy", generators=generators(4)).actions_E_A_D)
     exact, mixed, rounded = actions
     assert (mixed - exact).abs().mean() < (rounded - exact).abs().mean() < 0.05

@@ -15,7 +15,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.openvla import layout
 from cosmos_predict2.rl.policies.openvla.inputs import (
@@ -29,8 +28,8 @@ from cosmos_predict2.rl.policies.openvla.inputs import (
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from imaginaire.errors import CheckpointError, ConfigError, DataError
+from tests.rl.policies.seen import SENTENCES, generators, observation
 
-SENTENCES = ("push the red disc to the ring", "open", "put both moka pots on the stove of the kitchen")
 SMALL = dict(image_size=28, sentences=SENTENCES, text_tokens=200)
 
 
@@ -41,19 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _observation(num: int = 3, size: tuple[int, int] = (40, 32)) -> Observation:
-    draws = torch.Generator().manual_seed(3)
-    pictures = torch.randint(256, (num, 2, *size, 3), generator=draws, dtype=torch.uint8)
-    return {
-        "full_image": pictures[:, 0],
-        "wrist_image": pictures[:, 1:],
-        "state": torch.randn(num, 5, generator=draws),
-        "task_description": list(SENTENCES[:num]),
-    }
-
-
-def _generators(num: int = 3) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(i) for i in range(num)]
+def _observation(num: int = 3, size: tuple[int, int] = (40, 32)) -> Any:
+    return observation(num, size=size, state=5)
 
 
 @pytest.mark.parametrize(("variant", "temperature"), [("oft", 1.6), ("autoregressive", 0.7)])
@@ -61,7 +49,7 @@ def test_training_computes_the_probabilities_that_were_drawn_with(
     folder: Path, variant: str, temperature: float
 ) -> None:
     policy, seen = OpenVLAPolicy(str(folder), variant, temperature=temperature), _observation()
-    decision = policy.act(seen, mode="sample", generators=_generators())
+    decision = policy.act(seen, mode="sample", generators=generators())
     record = decision.record
     assert len(set(record["length"].tolist())) == 3 and record["pixels"].dtype == torch.uint8
     assert record["pixels"].shape == (3, 2, 1, 3, 28, 28) and record["proprio"].shape == (3, 5)
@@ -104,7 +92,7 @@ def test_tokens_that_follow_one_another_have_the_logits_of_the_whole_row(folder:
         return of_token.argmax(dim=-1)
 
     with torch.no_grad():
-        record = policy.act(_observation(), mode="greedy", generators=_generators()).record
+        record = policy.act(_observation(), mode="greedy", generators=generators()).record
         prompt = (policy._seen(record), record["ids"], record["length"])
         whole = policy.model.forced_logits(*prompt, policy.model.decoded(*prompt, 7, choose))
     torch.testing.assert_close(torch.stack(logits, dim=1), whole, rtol=1e-5, atol=1e-5)
@@ -112,8 +100,8 @@ def test_tokens_that_follow_one_another_have_the_logits_of_the_whole_row(folder:
 
 def test_a_cold_draw_is_the_greedy_decision(folder: Path) -> None:
     policy, seen = OpenVLAPolicy(str(folder)), _observation()
-    cold = policy.act(seen, mode="sample", generators=_generators(), temperature=1e-4).record["responses"]
-    assert torch.equal(cold, policy.act(seen, mode="greedy", generators=_generators()).record["responses"])
+    cold = policy.act(seen, mode="sample", generators=generators(), temperature=1e-4).record["responses"]
+    assert torch.equal(cold, policy.act(seen, mode="greedy", generators=generators()).record["responses"])
 
 
 @pytest.mark.parametrize(("variant", "temperature"), [("oft", 1.6), ("autoregressive", 0.7)])
@@ -124,7 +112,7 @@ def test_tokens_are_drawn_by_the_probabilities_that_training_computes(
     policy = OpenVLAPolicy(str(folder), variant, temperature=temperature)
     with torch.no_grad():
         policy.model.language_model.lm_head.weight *= 20  # so that the temperature matters
-        record = policy.act(_observation(), mode="sample", generators=_generators()).record
+        record = policy.act(_observation(), mode="sample", generators=generators()).record
         chosen = record["responses"].flatten(1).long()
         prompt = (policy._seen(record), record["ids"], record["length"])
         if variant == "oft":
@@ -135,7 +123,7 @@ def test_tokens_are_drawn_by_the_probabilities_that_training_computes(
     of_each = torch.stack([token_log_probs(logits[..., policy.tokens.ids], one.expand_as(chosen), temperature)[0]
                            for one in every], dim=-1).exp()  # fmt: skip
     reached = of_each.cumsum(dim=-1).gather(-1, chosen[..., None])[..., 0]
-    draws = torch.stack([torch.rand(chosen.shape[1], generator=each) for each in _generators()])
+    draws = torch.stack([torch.rand(chosen.shape[1], generator=each) for each in generators()])
     assert (draws <= reached + 1e-4).all()
     assert (draws >= reached - of_each.gather(-1, chosen[..., None])[..., 0] - 1e-4).all()
     entropy = policy.log_prob(record).entropy_B_K_N
@@ -156,16 +144,16 @@ def test_a_demonstrator_is_recorded_as_the_nearest_tokens_of_the_mean_of_what_is
 def test_draws_of_neighbouring_actions_go_together_and_each_is_as_likely_as_before(folder: Path) -> None:
     """So hot that all tokens are alike: a token is the draw that chose it."""
     policy = OpenVLAPolicy(str(folder), temperature=1e6, correlation=0.9)
-    draws = policy._draws(_generators(1000)).unflatten(1, (policy.num_actions, policy.action_dim))
+    draws = policy._draws(generators(1000)).unflatten(1, (policy.num_actions, policy.action_dim))
     normal = torch.special.ndtri(draws.double())
     assert abs(float(normal.mean())) < 0.05 and abs(float(normal.std()) - 1) < 0.02
     for apart in (1, 3):
         found = float((normal[:, apart:] * normal[:, :-apart]).mean())
         assert found == pytest.approx(0.9**apart, abs=0.03), apart
     assert abs(float((normal[:, :, 1:] * normal[:, :, :-1]).mean())) < 0.05, "numbers of an action have their own"
-    decision = policy.act(_observation(), mode="sample", generators=_generators())
+    decision = policy.act(_observation(), mode="sample", generators=generators())
     close = decision.record["responses"].diff(dim=1).abs().float().mean()
-    far = OpenVLAPolicy(str(folder), temperature=1e6).act(_observation(), mode="sample", generators=_generators())
+    far = OpenVLAPolicy(str(folder), temperature=1e6).act(_observation(), mode="sample", generators=generators())
     assert close < 0.6 * far.record["responses"].diff(dim=1).abs().float().mean()
     assert decision.log_prob_E_K_N is not None
     again = policy.log_prob(decision.record).log_prob_B_K_N
@@ -201,7 +189,7 @@ def test_a_folder_is_written_as_it_was_read(folder: Path, tmp_path: Path) -> Non
     for name in ("config.json", "tokenizer.json", "preprocessor_config.json", "dataset_statistics.json"):
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     first, second = OpenVLAPolicy(str(folder)), OpenVLAPolicy(str(tmp_path / "again"))
-    act = [one.act(_observation(), mode="greedy", generators=_generators()).actions_E_A_D for one in (first, second)]
+    act = [one.act(_observation(), mode="greedy", generators=generators()).actions_E_A_D for one in (first, second)]
     assert torch.equal(*act)
 
 
@@ -283,19 +271,19 @@ def test_the_head_for_numbers_is_read_evaluated_and_cloned(folder: Path, tmp_pat
     expected = F.layer_norm(x, [64]) @ state["model.fc2.weight"].T + state["model.fc2.bias"]
     torch.testing.assert_close(policy.model.action_head(hidden), expected)
 
-    decision = policy.act(seen, mode="greedy", generators=_generators())
+    decision = policy.act(seen, mode="greedy", generators=generators())
     assert decision.actions_E_A_D.shape == (3, 8, 7)
     assert set(decision.actions_E_A_D[..., 6].unique().tolist()) <= {-1.0, 1.0}  # as the simulator takes the gripper
     record = policy.record_of(seen, decision.actions_E_A_D)
     assert policy.cloning_loss(record, torch.Generator()) < policy.cloning_loss(
         {**record, "actions": record["actions"] + 0.5}, torch.Generator()
     )
-    for refused in (lambda: policy.act(seen, mode="sample", generators=_generators()), lambda: policy.log_prob(record)):
+    for refused in (lambda: policy.act(seen, mode="sample", generators=generators()), lambda: policy.log_prob(record)):
         with pytest.raises(ConfigError, match=r"policy\.variant=l1.*policy\.variant=oft"):
             refused()
     write_policy(tmp_path / "again", policy, {})
     again, _ = read_policy(str(tmp_path / "again"))
-    assert torch.equal(again.act(seen, mode="greedy", generators=_generators()).actions_E_A_D, decision.actions_E_A_D)
+    assert torch.equal(again.act(seen, mode="greedy", generators=generators()).actions_E_A_D, decision.actions_E_A_D)
     with pytest.raises(CheckpointError, match=r"action_head policy\.variant=l1"):
         OpenVLAPolicy(str(tmp_path))
 
@@ -313,7 +301,7 @@ def test_what_it_sees_and_does_has_the_published_order_and_units(tmp_path: Path)
     views = torch.stack([seen["full_image"], seen["wrist_image"][:, 0]], dim=1)  # the scene, then the hand
     assert torch.equal(record["pixels"][:, :, 0], views.permute(0, 1, 4, 2, 3))
     torch.testing.assert_close(record["proprio"], (seen["state"] / 2).clamp(-1, 1))
-    another: Observation = {**seen, "wrist_image": torch.cat([seen["wrist_image"], seen["full_image"][:, None]], dim=1)}
+    another = {**seen, "wrist_image": torch.cat([seen["wrist_image"], seen["full_image"][:, None]], dim=1)}
     assert torch.equal(policy._inputs(another)["pixels"], record["pixels"])  # as many views as it was trained with
     alone = OpenVLAPolicy(str(tmp_path), num_images_in_input=1)._inputs(seen)["pixels"]
     assert torch.equal(alone, record["pixels"][:, :1])
@@ -472,9 +460,9 @@ def test_what_does_not_fit_is_refused(
 
 def test_what_it_is_shown_must_fit(folder: Path) -> None:
     with pytest.raises(DataError, match=r"policy.max_tokens=9: raise it"):
-        OpenVLAPolicy(str(folder), max_tokens=9).act(_observation(), mode="greedy", generators=_generators())
+        OpenVLAPolicy(str(folder), max_tokens=9).act(_observation(), mode="greedy", generators=generators())
     policy = OpenVLAPolicy(str(folder))
     for size in (1, 8):  # one number would be taken for each
         state = torch.zeros(3, size)
         with pytest.raises(ConfigError, match=rf"state has {size} numbers, the statistics of 'tiny' are of 5"):
-            policy.act({**_observation(), "state": state}, mode="greedy", generators=_generators())
+            policy.act({**_observation(), "state": state}, mode="greedy", generators=generators())

@@ -17,7 +17,6 @@ from torch.distributions import Normal
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.interfaces import Observation
 from cosmos_predict2.rl.learner import rows_of
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.pi05.flow import noise_level
@@ -27,6 +26,7 @@ from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from imaginaire.config import L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
+from tests.rl.policies.seen import generators, observation
 
 METHODS = ("flow_sde", "flow_cps", "flow_noise")
 
@@ -34,20 +34,6 @@ METHODS = ("flow_sde", "flow_cps", "flow_noise")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny"), action_chunk=8)
-
-
-def observation(views: int = 1) -> Observation:
-    draws = torch.Generator().manual_seed(3)
-    return {
-        "full_image": torch.randint(256, (3, 48, 64, 3), generator=draws, dtype=torch.uint8),
-        "wrist_image": torch.randint(256, (3, views, 48, 64, 3), generator=draws, dtype=torch.uint8),
-        "state": torch.rand(3, 3, generator=draws),
-        "task_description": ["push the puck", "touch it", "push the puck to the ring"],
-    }
-
-
-def generators() -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(i) for i in range(3)]
 
 
 def test_sentences_of_ones_own_are_not_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -115,10 +101,7 @@ def test_one_step_is_drawn_and_the_others_solve_the_equation(folder: Path, metho
 )
 def test_the_last_step_is_drawn_unless_it_is_ignored(folder: Path, options: dict, steps: set[int]) -> None:
     policy = Pi05Policy(str(folder), num_steps=2, **options)
-    draws = [torch.Generator().manual_seed(i) for i in range(24)]
-    seen = {name: value[:1] * 24 if isinstance(value, list) else value[:1].expand(24, *value.shape[1:])
-            for name, value in observation(views=0).items()}  # fmt: skip
-    found = policy.act(seen, mode="sample", generators=draws).record["denoise_inds"]
+    found = policy.act(observation(24, views=0), mode="sample", generators=generators(24)).record["denoise_inds"]
     assert set(found.flatten().tolist()) == steps
 
 

@@ -28,6 +28,7 @@ from imaginaire.errors import CheckpointError
 from imaginaire.findings import CheckContext
 from scripts import train_policy
 from tests.programs import call
+from tests.rl.policies.seen import generators
 
 DIM, NUM = 4, 3  # numbers of an action, and observations
 RANGES = {  # q01 and q99, min and max of each number; the last is the gripper's
@@ -53,7 +54,7 @@ def executed(policy: Any, record: dict[str, Tensor]) -> Tensor:
 
 def require_inverse(policy: Any, tolerance: float) -> None:
     """Also of actions far from what an untrained policy does: those of drawn records, executed."""
-    decided = policy.act(seen(), mode="greedy", generators=[torch.Generator().manual_seed(i) for i in range(NUM)])
+    decided = policy.act(seen(), mode="greedy", generators=generators(NUM))
     record = policy.record_of(seen(), decided.actions_E_A_D)
     if (
         getattr(policy, "variant", "") != "l1"

@@ -9,6 +9,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.toy_world import make_episodes, render
 from cosmos_predict2.toy_world.physics import COLOURS, GOAL, GRIPPER, object_position
 from imaginaire.errors import ConfigError
+from tests.rl.policies.seen import generators
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +26,6 @@ def pictures(states: numpy.ndarray) -> Tensor:
 def policy(**options: object) -> ToyPolicy:
     torch.manual_seed(0)
     return ToyPolicy(**options)
-
-
-def generators(num: int, first: int = 0) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(first + i) for i in range(num)]
 
 
 def test_features_are_the_places_of_things(states: numpy.ndarray, pictures: Tensor) -> None:

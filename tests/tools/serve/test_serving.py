@@ -40,6 +40,7 @@ from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.listening import listening
 from scripts import evaluate_policy, serve_policy
 from tests.programs import HANG_S, call, warm_python
+from tests.rl.policies.seen import generators, observation
 
 PARTS = {"x": 1, "y": 1, "rest": 2}  # of the toy world's actions
 ADDRESS = re.compile(r"(openpi|gr00t)://127\.0\.0\.1:\d+")
@@ -57,17 +58,12 @@ class Echo(PolicyDefaults):
         return Decision(torch.stack([*seen, words], dim=1)[:, None].expand(-1, 3, -1) * torch.arange(1, 4)[:, None], {})
 
 
-def seen(num: int = 2, size: int = 24, state: int = 8) -> dict[str, Any]:
-    draws = torch.Generator().manual_seed(0)
-    pictures = torch.randint(256, (num, 3, size, size, 3), generator=draws, dtype=torch.uint8)
-    words = ["push", "push the red disc to the ring"][:num]
-    numbers = torch.rand(num, state, generator=draws)
-    return dict(full_image=pictures[:, 0], wrist_image=pictures[:, 1:2], state=numbers, task_description=words)
+def seen(num: int = 2, size: int = 24, state: int = 8) -> Any:
+    return observation(num, size=(size, size), state=state)
 
 
 def decided(policy: Any, observation: Any) -> torch.Tensor:
-    draws = [torch.Generator().manual_seed(i) for i in range(len(observation["full_image"]))]
-    return policy.act(observation, mode="greedy", generators=draws).actions_E_A_D
+    return policy.act(observation, mode="greedy", generators=generators(len(observation["full_image"]))).actions_E_A_D
 
 
 @contextlib.contextmanager
