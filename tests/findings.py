@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.findings import CheckContext, Finding
 
 Nodes = Sequence[Mapping[str, Any]]
@@ -20,6 +21,7 @@ def problems(cls: Any, **arguments: Any) -> list[str]:
 
 def checked_model(cls: Any, config: Any, training: Nodes = (), validation: Nodes = (), **paths: Any) -> list[Finding]:
     """The findings of a model with this config and data sets; ``paths``: start_path or resume_path."""
+    node = L(cls)(config=config, _recursive_=False)["config"]
     sets = [{f"dataloader_{part}.{i}": node for i, node in enumerate(found)} for part, found in
             (("train", training), ("val", validation))]  # fmt: skip
-    return [*cls.check({"config": config}, CheckContext("model", training=sets[0], validation=sets[1], **paths))]
+    return [*cls.check({"config": node}, CheckContext("model", training=sets[0], validation=sets[1], **paths))]

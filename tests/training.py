@@ -51,6 +51,17 @@ def saved(root: Path, name: str = "restless") -> dict[str, Any]:
     return trees
 
 
+def assert_resumes(
+    root: Path, overrides: Sequence[str], *stops: int, name: str = "restless", config: str = CONFIG
+) -> None:
+    """A run that ends at each of ``stops`` and goes on, in ``parts``, is bit for bit the one in ``whole``."""
+    for folder, ends in (("whole", stops[-1:]), ("parts", stops)):
+        for end in ends:
+            assert train(root / folder, [*overrides, f"trainer.max_iter={end}"], config=config) == 0
+    assert difference(saved(root / "whole", name), saved(root / "parts", name)) is None
+    assert losses(root / "whole", name) == losses(root / "parts", name)
+
+
 def records(folder: Path | str) -> list[dict[str, Any]]:
     """The records of metrics.jsonl of the run that lies in this folder or below it."""
     (path,) = Path(folder).rglob("metrics.jsonl")

@@ -24,7 +24,6 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.world_model.assembly import settle_attention
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire import distributed
-from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.data.facts import DataFacts
 from imaginaire.errors import CheckpointError, ConfigError, DataError
@@ -126,10 +125,10 @@ def test_a_longer_clip_is_cut_with_its_actions() -> None:
 
 def test_pictures_are_refused_before_and_in_training() -> None:
     data = dict(_target_=MockImages, num_tokens=4, width=8)
-    (problem,) = checked_model(Video2WorldModel, _node(make_config()), [data])
+    (problem,) = checked_model(Video2WorldModel, make_config(), [data])
     assert problem.level == "error" and "they are pictures" in problem.text
     clips = dict(_target_=MockVideos, num_tokens=4, width=8, num_frames=9, action_shape=[8, 3])
-    assert checked_model(Video2WorldModel, _node(make_config()), [clips]) == []
+    assert checked_model(Video2WorldModel, make_config(), [clips]) == []
     batch = action_batch()
     batch["images"] = batch.pop("video")[:, :, 0].float() / 255
     with pytest.raises(DataError, match="'images': they are pictures"):
@@ -301,12 +300,7 @@ def test_beside_adapters_new_embedders_are_trained(tmp_path: Path) -> None:
 
 
 def _told(**options: Any) -> str:
-    return "\n".join(map(str, checked_model(Video2WorldModel, _node(make_config(**options)))))
-
-
-def _node(config: Predict2Video2WorldModelConfig) -> Any:
-    node = lazy_config.LazyCall(Video2WorldModel)(config=config, _recursive_=False)
-    return node["config"]
+    return "\n".join(map(str, checked_model(Video2WorldModel, make_config(**options))))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +344,7 @@ def _start(load_path: str = "", data: ActionTransform | None = OWN, **options: A
     shape = None if data is None else [8, data.dim]
     sizes = dict(num_tokens=4, width=8, num_frames=9)
     nodes = [dict(_target_=MockVideos, **sizes), dict(_target_=MockVideos, **sizes, action_shape=shape)]
-    return checked_model(Video2WorldModel, _node(make_config(**options)), nodes, start_path=load_path)
+    return checked_model(Video2WorldModel, make_config(**options), nodes, start_path=load_path)
 
 
 def _exported(path: Path, transform: ActionTransform) -> str:
@@ -400,7 +394,7 @@ def test_actions_of_data_that_do_not_fit_are_found(
     training: dict[str, Any], validation: dict[str, Any], message: str
 ) -> None:
     sizes = dict(_target_=Declaring, num_frames=9, num_tokens=4, width=8)
-    found = checked_model(Video2WorldModel, _node(make_config()), [{**sizes, **training}], [{**sizes, **validation}])
+    found = checked_model(Video2WorldModel, make_config(), [{**sizes, **training}], [{**sizes, **validation}])
     assert message in str(found[0]) if message else found == []
 
 

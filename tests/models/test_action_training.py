@@ -15,7 +15,7 @@ from imaginaire.errors import CheckpointError, DataError
 from scripts.convert import convert
 from tests.data.sources_libero import libero_tree
 from tests.multiprocess import run_distributed
-from tests.training import difference, losses, run_dir, saved, train
+from tests.training import assert_resumes, run_dir, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 BRIDGE, LIBERO = (
@@ -92,14 +92,8 @@ FORMS: list[tuple[Callable[[Path], list[str]], ActionTransform]] = [
 def test_every_form_trains_and_resumes_bit_by_bit(
     form: Callable[[Path], list[str]], transform: ActionTransform, tmp_path: Path
 ) -> None:
-    options = form(tmp_path / "data")
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train(whole, [*options, "trainer.max_iter=4"], config=CONFIG) == 0
-    assert train(parts, [*options, "trainer.max_iter=2"], config=CONFIG) == 0
-    assert read_card(str(run_dir(parts, NAME))).action_transform == transform
-    assert train(parts, [*options, "trainer.max_iter=4"], config=CONFIG) == 0
-    assert difference(saved(whole, NAME), saved(parts, NAME)) is None
-    assert losses(whole, NAME) == losses(parts, NAME)
+    assert_resumes(tmp_path, form(tmp_path / "data"), 2, 4, name=NAME, config=CONFIG)
+    assert read_card(str(run_dir(tmp_path / "parts", NAME))).action_transform == transform
 
 
 @pytest.mark.slow

@@ -174,11 +174,7 @@ def test_what_cannot_be_trained_is_said() -> None:
 def _told(text: TrainingTextConfig | None = None, flow: FlowConfig | None = None, **net: Any) -> list[Finding]:
     pipe = Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**NET, **net), state_t=3, flow=flow)
     config = Predict2p5Video2WorldModelConfig(pipe_config=pipe, text=text or TrainingTextConfig())
-    return checked_model(Video2WorldModel, _node(config))
-
-
-def _node(config: Predict2Video2WorldModelConfig) -> Any:
-    return L(Video2WorldModel)(config=config, _recursive_=False)["config"]
+    return checked_model(Video2WorldModel, config)
 
 
 def test_the_two_families_are_not_mixed() -> None:
@@ -191,7 +187,7 @@ def test_the_two_families_are_not_mixed() -> None:
         (dict(net=node, flow=FlowConfig()), "flow: it is set, as for Predict2.5", False),
         (dict(net=projected), "net.crossattn_proj_in_channels: 64, as networks of Predict2.5", True),
     ]:
-        config = _node(Predict2Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(state_t=3, **pipe)))
+        config = Predict2Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(state_t=3, **pipe))
         (problem,) = checked_model(Video2WorldModel, config)
         assert str(problem).startswith(f"model.config.pipe_config.{message}") and "model=predict2p5_" in problem.cure
         assert (problem.level == "warning") == is_note
@@ -222,7 +218,7 @@ class Partless(EDM):
 
 def test_a_loss_or_an_objective_of_ones_own_goes_with_any_noise() -> None:
     config = Predict2p5Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**NET)))
-    assert checked_model(WithOwnLoss, _node(config)) == [] and WithOwnLoss(config).world.objective is not None
+    assert checked_model(WithOwnLoss, config) == [] and WithOwnLoss(config).world.objective is not None
     model = make_parts_model(objective=L(Halved)())
     batch = {**make_batch(positions=[0, 1])}
     _, loss = model.training_step(batch, 0)
@@ -234,13 +230,13 @@ def test_a_loss_or_an_objective_of_ones_own_goes_with_any_noise() -> None:
         make_parts_model(objective=L(repr)())
     for target in (Halved, halved_by_function):
         config.pipe_config.objective = L(target)()
-        assert checked_model(Video2WorldModel, _node(config)) == []
+        assert checked_model(Video2WorldModel, config) == []
 
 
 def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path) -> None:
     def of_data(model: Any, config: Any, width: int) -> list[str]:
         data = dict(_target_=MockVideos, width=width, num_frames=9)
-        found = checked_model(model, _node(config), [data])
+        found = checked_model(model, config, [data])
         return [str(one) for one in found if one.key.startswith("dataloader")]
 
     pipe = dict(net=L(Video2WorldDiT)(**NET), state_t=3)

@@ -28,7 +28,7 @@ from imaginaire.training import preflight
 from tests.models.parts import NET, PooledPixels, awaken
 from tests.models.test_tiny_twin import CONFIG, SHORT
 from tests.multiprocess import run_distributed
-from tests.training import difference, losses, run_dir, saved, train
+from tests.training import assert_resumes, run_dir
 
 TWIN = "predict2_multiview_training_tiny_waymo5views"
 V, S = 3, 5
@@ -182,12 +182,8 @@ def test_views_of_data_that_are_not_the_networks_show_before_anything_is_built()
 @pytest.mark.parametrize("twin", [TWIN, "predict2_text2image_training_tiny_cosmos_nemo_assets"])
 def test_a_twin_resumes_as_if_it_had_not_stopped_and_records_its_network(tmp_path: Path, twin: str) -> None:
     options = [f"experiment={twin}", *SHORT[1:], "trainer.run_validation=False", "trainer.callbacks.draw_samples=null"]
-    assert train(tmp_path, [*options, "job.name=whole", "trainer.max_iter=4"], config=CONFIG) == 0
-    for iterations in (2, 4):
-        assert train(tmp_path, [*options, "job.name=parts", f"trainer.max_iter={iterations}"], config=CONFIG) == 0
-    assert losses(tmp_path, "parts") == losses(tmp_path, "whole")
-    assert difference(saved(tmp_path, "whole"), saved(tmp_path, "parts")) is None
-    card = read_card(str(run_dir(tmp_path, "whole")))
+    assert_resumes(tmp_path, [*options, "job.name=twin"], 2, 4, name="twin", config=CONFIG)
+    card = read_card(str(run_dir(tmp_path / "whole", "twin")))
     assert card.family is not None and card.has_pipeline
     kinds = {"multiview": [0, 1], "Text2Image": None}
     assert card.net.get("view_ids") == kinds[card.family.kind] and (twin == TWIN) is (card.family.kind == "multiview")

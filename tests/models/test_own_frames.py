@@ -22,7 +22,7 @@ from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training.preflight import check_launch
-from tests.training import difference, losses, run_dir, saved, train
+from tests.training import assert_resumes, run_dir, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 NAME = "own"
@@ -217,12 +217,7 @@ def test_saves_wait_for_the_last_chunk() -> None:
 @pytest.mark.parametrize("objective", [[], student(True)], ids=["supervised", "student"])
 def test_a_run_resumes_bit_by_bit(tmp_path: Path, objective: list[str]) -> None:
     options = [*SHORT, *RUN, *objective, f"{OWN}.share=0.5", f"{OWN}.ramp=8", f"{OWN}.noise=0.1"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train(whole, [*options, "trainer.max_iter=12"], config=CONFIG) == 0
-    assert train(parts, [*options, "trainer.max_iter=6"], config=CONFIG) == 0
-    assert train(parts, [*options, "trainer.max_iter=12"], config=CONFIG) == 0
-    assert difference(saved(whole, NAME), saved(parts, NAME)) is None
-    assert losses(whole, NAME) == losses(parts, NAME)
+    assert_resumes(tmp_path, options, 6, 12, name=NAME, config=CONFIG)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from imaginaire.errors import ConfigError, UserError
 from imaginaire.training.preflight import check_launch
 from tests.findings import checked_model
 from tests.models.parts import awaken
-from tests.models.test_action_model import _node, action_batch, make_config, make_model
-from tests.training import difference, saved, train
+from tests.models.test_action_model import action_batch, make_config, make_model
+from tests.training import assert_resumes, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 SHORT = ["experiment=tiny_student", "job.project=tests", "job.group=engine", "job.name=student"]
@@ -139,7 +139,7 @@ def test_a_student_without_a_teacher_is_found_before_the_start(tmp_path: Path) -
     config.pipe_config.objective, config.pipe_config.timestamps = L(Student)(), SolverConfig(nfe=1)
     with pytest.raises(ConfigError, match=r"objective.teacher: not set"):
         Video2WorldModel(config)
-    found = checked_model(Video2WorldModel, _node(config))
+    found = checked_model(Video2WorldModel, config)
     assert "objective.teacher" in str(found)
 
 
@@ -161,12 +161,8 @@ def test_a_callback_that_samples_in_more_steps_is_found_before_the_start() -> No
 
 @pytest.mark.slow
 def test_a_distillation_resumes_bit_for_bit_and_its_run_knows_its_steps(tmp_path: Path) -> None:
-    assert train(tmp_path / "whole", [*SHORT, "trainer.max_iter=2"], config=CONFIG) == 0
-    for steps in (1, 2):
-        assert train(tmp_path / "cut", [*SHORT, f"trainer.max_iter={steps}"], config=CONFIG) == 0
-    whole, cut = (saved(tmp_path / name, "student") for name in ("whole", "cut"))
-    assert difference(whole, cut) is None
-    assert not any("teacher" in name for name in whole["model"])
+    assert_resumes(tmp_path, SHORT, 1, 2, name="student", config=CONFIG)
+    assert not any("teacher" in name for name in saved(tmp_path / "whole", "student")["model"])
     world = imagination_of(str(tmp_path / "whole/tests/engine/student")).world
     assert isinstance(world.objective, Student) and world.config.timestamps.nfe == 1
 

@@ -206,8 +206,7 @@ def test_the_check_names_missing_weights_and_impossible_frames() -> None:
     path = "checkpoints/nvidia/Cosmos-Predict2-2B-Video2World/model-480p-10fps.pt"
     config = make_model(max_num_conditional_frames=3).config
     config.model_manager_config = Predict2ModelManagerConfig(dit_path=path)
-    node = L(Video2WorldModel)(config=config, _recursive_=False)["config"]
-    missing, frames = map(str, checked_model(Video2WorldModel, node))
+    missing, frames = map(str, checked_model(Video2WorldModel, config))
     assert "download_checkpoints" in missing and "--model_sizes 2B" in missing
     assert "state_t=3" in frames
 
