@@ -13,37 +13,24 @@ from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step, stacked
 from cosmos_predict2.data.clip_dataset import ClipDataset, Windows
 from cosmos_predict2.evaluation.metrics.controllability import action_gap, partners
-from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
-from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
-from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import EMAConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed, random
-from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.data.stream import POSITION_KEY, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError
 from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
-from tests.models.parts import LIMITS, NET, PooledPixels, awaken, make_batch, make_model
+from tests.models.parts import make_batch, make_model
 from tests.multiprocess import run_distributed
 from tests.training import records
 
 
-def make_action_model(*, obeys: bool, ema: bool = False, state_t: int = 3) -> Any:
-    config = Predict2Video2WorldModelConfig(
-        precision="float32",
-        pipe_config=Video2WorldPipelineConfig(
-            net=L(ChunkActionDiT)(action_dim=2, **NET, **LIMITS),
-            tokenizer=L(PooledPixels)(),
-            state_t=state_t,
-            ema=EMAConfig(enabled=ema),
-        ),
-    )
-    torch.manual_seed(0)
-    model = Video2WorldModel(config)
-    model.actions.transform = controller(2)  # type: ignore[attr-defined]
-    awaken(model.net, "final_layer", *(["action_embedder"] if obeys else []), std=0.3)
+def make_action_model(*, obeys: bool, **options: Any) -> Any:
+    words = ["final_layer", "action_embedder"] if obeys else ["final_layer"]
+    model = make_model(*words, std=0.3, network=ChunkActionDiT, net=dict(action_dim=2), **options)
+    model.actions.transform = controller(2)
     return model
 
 
@@ -164,7 +151,7 @@ def test_clips_that_cannot_show_obedience_are_a_warning_once(
 
 
 def test_averaged_weights_are_looked_at_and_training_does_not_notice(tmp_path: Path) -> None:
-    model = make_action_model(obeys=True, ema=True)
+    model = make_action_model(obeys=True, ema=EMAConfig(enabled=True))
     model.parallelize(ParallelDims())
     with torch.no_grad():
         for name, shadow in model.ema.shadows.items():

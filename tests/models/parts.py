@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models and batches, and parts to build models and pipelines from."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,14 +13,13 @@ from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.parallelize import ContextParallel
+from cosmos_predict2.world_model.world_model import SamplingOptions
+from imaginaire import distributed
 from imaginaire.config.lazy_config import LazyCall as L
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
 LIMITS = dict(max_img_h=8, max_img_w=8, max_frames=4)
-PIPE_OPTIONS = (
-    *("state_t", "ema", "video_noise_factor", "resize_online", "objective", "flow"),
-    *("min_num_conditional_frames", "max_num_conditional_frames"),
-)
 
 
 class PooledPixels:
@@ -48,20 +49,26 @@ class PooledPixels:
         return self
 
 
-def make_model(**options: Any) -> Video2WorldModel:
-    """A small model with a config of class ``family``; ``network``, ``net`` and PIPE_OPTIONS go to its pipeline's."""
-    family = options.pop("family", Predict2Video2WorldModelConfig)
-    pipe = {name: options.pop(name) for name in PIPE_OPTIONS if name in options}
-    net = {**LIMITS, **NET, **options.pop("net", {})}
-    config = family(
-        pipe_config=Video2WorldPipelineConfig(
-            net=L(options.pop("network", Video2WorldDiT))(**net), tokenizer=L(PooledPixels)(), **{"state_t": 3, **pipe}
-        ),
-        **{"precision": "float32", **options},
-    )
+def make_config(
+    *,
+    family: type[Predict2Video2WorldModelConfig] = Predict2Video2WorldModelConfig,
+    pipeline: type[Video2WorldPipelineConfig] = Video2WorldPipelineConfig,
+    network: type[nn.Module] = Video2WorldDiT,
+    net: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Predict2Video2WorldModelConfig:
+    """The config of a small model; ``net`` are arguments of its network, and options that ``family`` has no field for
+    are those of its pipeline."""
+    of_family = {name: options.pop(name) for name in [*options] if name in attrs.fields_dict(family)}
+    parts = dict(net=L(network)(**{**LIMITS, **NET, **(net or {})}), tokenizer=L(PooledPixels)())
+    return family(pipe_config=pipeline(**{"state_t": 3, **parts, **options}), **{"precision": "float32", **of_family})
+
+
+def make_model(*more: str, std: float = 0.1, **options: Any) -> Video2WorldModel:
+    """A small model of `make_config`, awakened."""
     torch.manual_seed(0)
-    model = Video2WorldModel(config)
-    awaken(model.net)
+    model = Video2WorldModel(make_config(**options))
+    awaken(model.net, *more, std=std)
     return model
 
 
@@ -75,18 +82,39 @@ def awaken(net: nn.Module, *more: str, std: float = 0.1) -> None:
                 parameter.normal_(std=std, generator=generator)
 
 
-def make_batch(size: int = 2, frames: int = 9, positions: list[int] | None = None) -> dict[str, Any]:
+def make_batch(
+    size: int = 2,
+    frames: int = 9,
+    positions: Sequence[int] | None = None,
+    *,
+    picture: tuple[int, int] = (32, 32),
+    num_tokens: int = 4,
+) -> dict[str, Any]:
     """Random clips with texts; ``positions``: those of the samples in training."""
     generator = torch.Generator().manual_seed(2)
     batch: dict[str, Any] = {
-        "video": torch.randint(0, 256, (size, 3, frames, 32, 32), dtype=torch.uint8, generator=generator),
-        "t5_text_embeddings": torch.randn(size, 4, 8, generator=generator),
+        "video": torch.randint(0, 256, (size, 3, frames, *picture), dtype=torch.uint8, generator=generator),
+        "t5_text_embeddings": torch.randn(size, num_tokens, 8, generator=generator),
         "fps": torch.full((size,), 10.0),
-        "padding_mask": torch.zeros(size, 1, 32, 32),
+        "padding_mask": torch.zeros(size, 1, *picture),
     }
     if positions is not None:
         batch["sample_position"] = torch.tensor(positions)
     return batch
+
+
+def loss_gradients_and_video(
+    model: Video2WorldModel, batch: Mapping[str, Any], num_given: int, text_B_S_E: Tensor
+) -> tuple[float, dict[str, Tensor], Tensor]:
+    """What a model learns from a batch, and what it makes of its first frames, by all the processes together."""
+    count = distributed.world_size()
+    model.world.context = ContextParallel(model.net, torch.distributed.group.WORLD if count > 1 else None)
+    _, loss = model.training_step(batch, 1)
+    loss.backward()
+    value = distributed.all_reduce_(loss.detach() / count)
+    grads = {name: distributed.all_reduce_(parameter.grad / count) for name, parameter in model.net.named_parameters()}
+    options = SamplingOptions(num_steps=3, guidance=2.0)
+    return float(value), grads, model.world.generate(batch["video"][:, :, :num_given], text_B_S_E, options=options)
 
 
 def part(batch: dict[str, Any], index: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 """A multi-view model on the interfaces of the other models: training, several processes, inference, a view as given."""
 
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,20 +11,17 @@ from torch import Tensor
 
 from cosmos_predict2.callbacks.fixed_clips import first_clips
 from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.multiview_dit import MultiViewDiT
 from cosmos_predict2.tokenizers.each_view import EachView
 from cosmos_predict2.tools.plan.workload import read_workload
 from cosmos_predict2.world_model.config import MultiviewPipelineConfig
-from cosmos_predict2.world_model.parallelize import ContextParallel
 from cosmos_predict2.world_model.world_model import SamplingOptions, initial_noise
-from imaginaire import distributed
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight
-from tests.models.parts import NET, PooledPixels, awaken
+from tests.models import parts
+from tests.models.parts import PooledPixels
 from tests.models.test_tiny_twin import CONFIG, SHORT
 from tests.multiprocess import run_distributed
 from tests.training import assert_resumes, run_dir
@@ -34,30 +30,20 @@ TWIN = "predict2_multiview_training_tiny_waymo5views"
 V, S = 3, 5
 
 
-def make_model(*, locations: list[str] | None = None, **options: Any) -> Video2WorldModel:
-    pipe_config = MultiviewPipelineConfig(
-        net=L(MultiViewDiT)(**NET, view_ids=[4, 0, 2], max_img_h=8, max_img_w=8, max_frames=8),
-        tokenizer=L(PooledPixels)(),
+def make_model(*locations: str) -> Video2WorldModel:
+    return parts.make_model(
+        pipeline=MultiviewPipelineConfig,
+        network=MultiViewDiT,
+        net=dict(view_ids=[4, 0, 2], max_frames=8),
         state_t=4,
         min_num_conditional_frames=0,
         max_num_conditional_frames=1,
         condition_locations=locations or ["first_random_n"],
     )
-    torch.manual_seed(0)
-    model = Video2WorldModel(Predict2Video2WorldModelConfig(precision="float32", pipe_config=pipe_config, **options))
-    awaken(model.net)
-    return model
 
 
 def batch(size: int = 2) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "video": torch.randint(0, 256, (size, 3, 13, V * 32, 48), dtype=torch.uint8, generator=generator),
-        "t5_text_embeddings": torch.randn(size, V * S, 8, generator=generator),
-        "fps": torch.full((size,), 10.0),
-        "padding_mask": torch.zeros(size, 1, V * 32, 48),
-        "sample_position": torch.arange(size),
-    }
+    return parts.make_batch(size, 13, range(size), picture=(V * 32, 48), num_tokens=V * S)
 
 
 def test_a_step_gives_the_first_frames_of_every_view() -> None:
@@ -99,14 +85,14 @@ def test_noise_is_drawn_view_after_view_as_published() -> None:
 @pytest.mark.parametrize(("locations", "views"), [(["ref_cam"], {1}), (["any_cam", "first_random_n"], {0, 1, 2})])
 def test_a_whole_view_can_be_given(locations: list[str], views: set[int]) -> None:
     """The front camera, which is 0 and here the second view, or a view that is drawn."""
-    output, _ = make_model(locations=locations).training_step(batch(16), 1)
+    output, _ = make_model(*locations).training_step(batch(16), 1)
     mask_B_T_V = output["condition"].condition_mask_B_1_T_H_W[:, 0].unflatten(2, (V, -1))[..., 0, 0]
     whole = mask_B_T_V.all(dim=1)
     assert whole.sum(dim=1).eq(1).all() and {int(row.int().argmax()) for row in whole} == views
     assert bool(mask_B_T_V.sum(dim=1).eq(1).any()) == ("first_random_n" in locations)
     for wrong in (["front"], ["ref_cam", "any_cam"], ["no_cam", "first_random_n"]):
         with pytest.raises(ConfigError, match="condition_locations"):
-            make_model(locations=wrong)
+            make_model(*wrong)
 
 
 def test_a_given_view_stays_as_it_is_in_a_generated_clip() -> None:
@@ -127,7 +113,7 @@ def test_a_given_view_stays_as_it_is_in_a_generated_clip() -> None:
 
 @pytest.mark.parametrize("view_ids", [[0, 4, 2], [4, 2, 0]])
 def test_a_sample_of_a_clip_is_given_the_view_that_training_gives(view_ids: list[int]) -> None:
-    model = make_model(locations=["ref_cam"])
+    model = make_model("ref_cam")
     model.net.view_ids = tuple(view_ids)
     (clip,) = first_clips([batch(1)], model, 1)
     options, given = SamplingOptions(num_steps=2), clip.x0_1_C_T_H_W
@@ -138,21 +124,7 @@ def test_a_sample_of_a_clip_is_given_the_view_that_training_gives(view_ids: list
 
 
 def _of_two() -> tuple[float, dict[str, Tensor], Tensor]:
-    """Loss, gradients and a video, of as many processes as there are."""
-    model = make_model(locations=["first_random_n", "any_cam"])
-    group = torch.distributed.group.WORLD if distributed.world_size() > 1 else None
-    model.world.context = ContextParallel(model.net, group)
-    _, loss = model.training_step(batch(), 1)
-    loss.backward()
-    count = distributed.world_size()
-    value = loss.detach() / count
-    grads = {name: parameter.grad / count for name, parameter in model.net.named_parameters()}
-    if group is not None:
-        for tensor in (value, *grads.values()):
-            torch.distributed.all_reduce(tensor)
-    options = SamplingOptions(num_steps=3, guidance=2.0)
-    video = model.world.generate(batch()["video"][:, :, :1], torch.ones(2, V * S, 8), options=options)
-    return float(value), grads, video
+    return parts.loss_gradients_and_video(make_model("first_random_n", "any_cam"), batch(), 1, torch.ones(2, V * S, 8))
 
 
 @pytest.mark.slow

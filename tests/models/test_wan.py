@@ -16,14 +16,12 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.released import WAN_NETWORKS
 from cosmos_predict2.world_model.config import FlowConfig, WanPipelineConfig
-from cosmos_predict2.world_model.parallelize import ContextParallel
 from cosmos_predict2.world_model.world_model import SamplingOptions
-from imaginaire import distributed
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training import preflight
-from tests.models.parts import PooledPixels
+from tests.models.parts import PooledPixels, loss_gradients_and_video, make_batch
 from tests.models.test_tiny_twin import CONFIG, LAYOUTS, SHORT
 from tests.models.test_tiny_twin import _train_layouts as train_layouts
 from tests.multiprocess import run_distributed
@@ -63,15 +61,8 @@ def make_model(net: dict[str, Any], **options: Any) -> Video2WorldModel:
     return model
 
 
-def batch(size: int = 2) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "video": torch.randint(0, 256, (size, 3, 13, 48, 48), dtype=torch.uint8, generator=generator),
-        "t5_text_embeddings": torch.randn(size, 5, 8, generator=generator),
-        "fps": torch.full((size,), 10.0),
-        "padding_mask": torch.zeros(size, 1, 48, 48),
-        "sample_position": torch.arange(size),
-    }
+def batch() -> dict[str, Tensor]:
+    return make_batch(2, 13, [0, 1], picture=(48, 48), num_tokens=5)
 
 
 def test_image_to_video_sees_the_first_frame_and_makes_all_of_them() -> None:
@@ -108,21 +99,7 @@ def test_adapters_alone_are_trained() -> None:
 
 
 def _of_two(net: dict[str, Any]) -> tuple[float, dict[str, Tensor], Tensor]:
-    """Loss, gradients and a video, of as many processes as there are."""
-    model = make_model(net)
-    group = torch.distributed.group.WORLD if distributed.world_size() > 1 else None
-    model.world.context = ContextParallel(model.net, group)
-    _, loss = model.training_step(batch(), 1)
-    loss.backward()
-    count = distributed.world_size()
-    value = loss.detach() / count
-    grads = {name: parameter.grad / count for name, parameter in model.net.named_parameters()}
-    if group is not None:
-        for tensor in (value, *grads.values()):
-            torch.distributed.all_reduce(tensor)
-    frames = batch()["video"][:, :, : 1 if "image_channels" in net else 0]
-    video = model.world.generate(frames, torch.ones(2, 5, 8), options=SamplingOptions(num_steps=3, guidance=2.0))
-    return float(value), grads, video
+    return loss_gradients_and_video(make_model(net), batch(), int("image_channels" in net), torch.ones(2, 5, 8))
 
 
 @pytest.mark.slow
