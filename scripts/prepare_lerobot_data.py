@@ -77,8 +77,8 @@ def _look_at(root: Path, camera: str | None) -> int:
     for note in filter(None, (source.rate_note(), source.episodes.several_tasks())):
         log.warning("%s", note)
     log.info("cameras: %s", ", ".join(info.cameras) or "none")
-    if source.modality is not None:
-        log.info("parts of the action: %s", ", ".join(source.modality.action) or "none")
+    if info.modality.action:
+        log.info("parts of the action: %s", ", ".join(info.modality.action))
     _show_actions(source)
     cameras = info.cameras if camera is None else [source.camera(camera)]
     missing = sorted({path for key in cameras for path in source.missing_files(key)})

@@ -33,9 +33,7 @@ from cosmos_predict2.data.lerobot.info import (
     Info,
     Part,
     choose_episodes,
-    is_absolute,
     read_info,
-    read_modality,
 )
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, choose_state, part_width
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, Form, choose_form, known_ranges
@@ -162,12 +160,13 @@ class LeRobotActionDataset(ClipDataset):
         decoder: str = "auto",
         num_threads: int = 1,
     ) -> None:
-        problems = [
-            *_problems(data_split, embodiment, stride, start_interval, combine_actions, outcome, missing_cameras),
-            *shape_problems(num_frames, video_size),
-        ]
-        if problems:
-            raise ConfigError("; ".join(problems))
+        problems = _problems(
+            dict(data_split=data_split, embodiment=embodiment, outcome=outcome, missing_cameras=missing_cameras)
+            | dict(stride=stride, start_interval=start_interval, combine_actions=combine_actions)
+            | dict(num_frames=num_frames, video_size=video_size)
+        )
+        if text := "; ".join(problems):
+            raise ConfigError(text)
         files = LeRobotSource.open(root)
         form = choose_form(files.info, embodiment)
         stride = _stride(files.info.fps, stride, frame_rate)
@@ -183,7 +182,7 @@ class LeRobotActionDataset(ClipDataset):
             dict(decoder=choose_decoder(decoder), num_threads=num_threads),
             _idle_rule(skip_idle, files.info, form),
             dict(known=known_ranges(embodiment, units), contract=files.action_contract(parts, stride)),
-            choose_state(files.info, state, files.modality) if state else (),
+            choose_state(files.info, state) if state else (),
             missing_cameras == MASK,
         )
         given = _given_transform(action_transform, files.width(parts))
@@ -231,18 +230,7 @@ class LeRobotActionDataset(ClipDataset):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """Findings about the arguments; the episodes are not read."""
         options = with_defaults(cls, {"root": "", **arguments})
-        stride, combine = options["stride"], options["combine_actions"]
-        names = (
-            "data_split",
-            "embodiment",
-            "stride",
-            "start_interval",
-            "combine_actions",
-            "outcome",
-            "missing_cameras",
-        )
-        yield from errors(context.key, _problems(*(options[name] for name in names)))
-        yield from errors(context.key, shape_problems(options["num_frames"], options["video_size"]))
+        yield from errors(context.key, _problems(options))
 
         def look() -> None:
             info = read_info(Path(options["root"]))
@@ -250,10 +238,11 @@ class LeRobotActionDataset(ClipDataset):
             form = choose_form(info, options["embodiment"])
             known_ranges(options["embodiment"], options["units"])
             _idle_rule(options["skip_idle"], info, form)
-            _combination(combine, _stride(info.fps, stride, options["frame_rate"]), info, parts)
+            stride = _stride(info.fps, options["stride"], options["frame_rate"])
+            _combination(options["combine_actions"], stride, info, parts)
             choose_camera(info, options["camera"] or form.camera)
-            sum(part_width(info, part) for part in (choose_state(info, options["state"]) if options["state"] else ()))
-            sum(part_width(info, part) for part in parts)
+            for part in [*parts, *(choose_state(info, options["state"]) if options["state"] else ())]:
+                part_width(info, part)
             if options["split_file"] is not None:
                 read_split(options["split_file"])
 
@@ -270,7 +259,7 @@ class LeRobotActionDataset(ClipDataset):
 
         def states() -> list[list[float]]:
             files = LeRobotSource.open(options["root"])
-            parts = choose_state(files.info, options["state"], files.modality)
+            parts = choose_state(files.info, options["state"])
             return state_range(
                 (files.parts(i, parts) for i in range(len(files))), f"{options['root']}, {options['state']}"
             )
@@ -390,29 +379,19 @@ def _with_files(
     return numpy.sort(numpy.concatenate([partial, episodes[numpy.array(is_there)]]))
 
 
-def _problems(
-    data_split: Any,
-    embodiment: Any,
-    stride: Any,
-    start_interval: Any,
-    combine_actions: Any,
-    outcome: Any,
-    missing_cameras: Any,
-) -> Iterator[str]:
-    if missing_cameras not in MISSING:
-        yield f"missing_cameras is '{missing_cameras}'.{near(str(missing_cameras), MISSING)}"
-    if data_split not in SPLITS:
-        yield f"data_split is '{data_split}'.{near(str(data_split), SPLITS)}"
-    if embodiment is not None and embodiment not in KNOWN_ROBOTS:
-        yield f"there is no embodiment '{embodiment}'.{near(str(embodiment), KNOWN_ROBOTS)}"
-    if outcome is not None and str(outcome) not in OUTCOMES:
-        yield f"there is no outcome '{outcome}'.{near(str(outcome), OUTCOMES)}"
-    for word in [combine_actions] if isinstance(combine_actions, str | int | None) else combine_actions:
+def _problems(options: Mapping[str, Any]) -> Iterator[str]:
+    optional = {"embodiment": (None, *KNOWN_ROBOTS), "outcome": (None, *OUTCOMES)}
+    for name, words in {"missing_cameras": MISSING, "data_split": SPLITS, **optional}.items():
+        if options[name] not in words:
+            yield f"{name} is '{options[name]}'.{near(str(options[name]), filter(None, words))}"
+    combine = options["combine_actions"]
+    for word in [combine] if isinstance(combine, str | int | None) else combine:
         if word is not None and word not in COMBINATIONS:
             yield f"combine_actions is '{word}'.{near(str(word), COMBINATIONS)}"
-    for name, value in (("stride", stride), ("start_interval", start_interval)):
-        if not isinstance(value, int) or value < 1:
-            yield f"{name}={value}; a whole number of 1 at least is needed"
+    for name in ("stride", "start_interval"):
+        if not isinstance(options[name], int) or options[name] < 1:
+            yield f"{name}={options[name]}; a whole number of 1 at least is needed"
+    yield from shape_problems(options["num_frames"], options["video_size"])
 
 
 def _stride(fps: float, stride: int, frame_rate: float | None) -> int:
@@ -432,9 +411,9 @@ def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, pa
     if wanted is not None or stride == 1:
         return list(wanted) if wanted is not None and not isinstance(wanted, str) else wanted or "first"
     places = [(part, part.start + k) for part in parts for k in range(part_width(info, part))]
-    modality = read_modality(info.root)
     kinds = [
-        is_absolute(modality, part.column, place) if part.absolute is None else part.absolute for part, place in places
+        info.modality.is_absolute(part.column, place) if part.absolute is None else part.absolute
+        for part, place in places
     ]
     if None in kinds:
         raise ConfigError(

@@ -47,6 +47,7 @@ class Info:
     chunks_size: int
     total_episodes: int | None  # where it is recorded
     robot: str
+    modality: "Modality"
 
     @property
     def cameras(self) -> list[str]:
@@ -104,6 +105,7 @@ def read_info(root: Path) -> Info:
         chunks_size=chunk,
         total_episodes=total if isinstance(total, int) else None,
         robot=str(content.get("robot_type") or ""),
+        modality=read_modality(root),
     )
 
 
@@ -192,13 +194,16 @@ class Modality:
     video: Mapping[str, str]
     annotation: Mapping[str, str]
 
+    def is_absolute(self, column: str, place: int) -> bool | None:
+        """True if a number of an action's column is a target, False if it is a move, None if that is unknown."""
+        parts = [part for part in self.action.values() if part.column == column and part.absolute is not None]
+        return next((part.absolute for part in parts if part.start <= place < (part.end or 0)), None)
 
-def read_modality(root: Path) -> Modality | None:
-    """The content of modality.json; None without one."""
+
+def read_modality(root: Path) -> Modality:
+    """The content of modality.json; empty without one."""
     path = root / "meta" / "modality.json"
-    if not path.is_file():
-        return None
-    content = read_json(path)
+    content = read_json(path) if path.is_file() else {}
     return Modality(
         state=_parts(content, "state", path),
         action=_parts(content, "action", path),
@@ -208,13 +213,6 @@ def read_modality(root: Path) -> Modality | None:
             for name, entry in _entries(content, "annotation", path)
         },
     )
-
-
-def is_absolute(modality: Modality | None, column: str, place: int) -> bool | None:
-    """True if a number of an action's column is a target, False if it is a move, None if that is unknown."""
-    known = modality.action.values() if modality else ()
-    found = (part.absolute for part in known if part.column == column and part.start <= place < (part.end or 0))
-    return next((one for one in found if one is not None), None)
 
 
 def _parts(content: Mapping[str, Any], kind: str, path: Path) -> dict[str, Part]:

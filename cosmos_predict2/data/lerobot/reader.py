@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
-from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
+from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Part, read_info
 from cosmos_predict2.data.lerobot.layouts import EpisodeIndex, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, ROBOTS, choose_form
 from cosmos_predict2.data.lerobot.tables import Numbers, TableReader, read_images
@@ -38,14 +38,13 @@ class LeRobotSource:
 
     info: Info
     layout: LayoutV2 | LayoutV3
-    modality: Modality | None
     tables: TableReader
 
     @classmethod
     def open(cls, root: Path | str) -> "LeRobotSource":
         info = read_info(Path(root))
         layout = LayoutV2(info) if info.version in _PER_EPISODE else LayoutV3(info)
-        return cls(info, layout, read_modality(info.root), TableReader())
+        return cls(info, layout, TableReader())
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -113,11 +112,11 @@ class LeRobotSource:
 
     def action_parts(self, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
         """The columns, or parts of them, that make an action: as asked for, or the only one that is called so."""
-        return choose_action(self.info, keys, embodiment, self.modality)
+        return choose_action(self.info, keys, embodiment)
 
     def action_contract(self, parts: Sequence[Part], stride: int = 1) -> ActionContract:
         """Rate of the actions of every so many frames, and their names if the data set has them all."""
-        names = [name for part in parts for name in number_names(self.info, part, self.modality)]
+        names = [name for part in parts for name in number_names(self.info, part)]
         is_named = not any(name.startswith(f"{part.column}[") for part in parts for name in names)
         return ActionContract(tuple(names) if is_named else (), self.info.fps / stride)
 
@@ -133,7 +132,7 @@ class LeRobotSource:
             return listed[0]
         column = "task_index"
         if annotation is not None:
-            known = self.modality.annotation if self.modality else {}
+            known = self.info.modality.annotation
             if annotation not in known:
                 raise ConfigError(f"{self.info.root}: there is no annotation '{annotation}'.{near(annotation, known)}")
             column = known[annotation]
@@ -151,7 +150,7 @@ class LeRobotSource:
 
         Of several, such as front+wrist, their keys likewise; the functions below take these, too.
         """
-        return choose_camera(self.info, wanted, self.modality)
+        return choose_camera(self.info, wanted)
 
     def frames(
         self,
@@ -272,11 +271,10 @@ class LeRobotSource:
         return f" {self.name(i)} has no {', '.join(lacking)}, but {', '.join(there) or 'none'}." if lacking else ""
 
 
-def choose_camera(info: Info, wanted: str | None, modality: Modality | None = None) -> str:
+def choose_camera(info: Info, wanted: str | None) -> str:
     """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one. Of
     several, such as front+wrist, their keys likewise."""
-    modality = modality or read_modality(info.root)
-    named = modality.video if modality else {}
+    named = info.modality.video
     if wanted is None:
         if len(info.cameras) != 1:
             raise ConfigError(
@@ -285,7 +283,7 @@ def choose_camera(info: Info, wanted: str | None, modality: Modality | None = No
             )
         return info.cameras[0]
     if len(several := cameras_in(wanted)) > 1:
-        return AND.join(cameras_in(AND.join(choose_camera(info, one, modality) for one in several)))
+        return AND.join(cameras_in(AND.join(choose_camera(info, one) for one in several)))
     key = named.get(wanted, wanted)
     fitting = [camera for camera in info.cameras if camera == key]
     fitting = fitting or [camera for camera in info.cameras if camera.rpartition(".")[2] == key]
@@ -294,15 +292,12 @@ def choose_camera(info: Info, wanted: str | None, modality: Modality | None = No
     return fitting[0]
 
 
-def choose_action(
-    info: Info, keys: str | Sequence[str] | None = None, embodiment: str | None = None, modality: Modality | None = None
-) -> list[Part]:
+def choose_action(info: Info, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
     """The columns, or parts of them, that make an action: as asked for, or the only one that is called so."""
-    modality = modality or read_modality(info.root)
     if embodiment is not None:
         if keys is not None:
             raise ConfigError("action_keys and embodiment both define an action: give one of them.")
-        return _parts_of_embodiment(info, embodiment, modality)
+        return _parts_of_embodiment(info, embodiment)
     if keys is None:
         usual = [key for key in ACTIONS if key in info.features]
         if len(usual) != 1:
@@ -310,17 +305,16 @@ def choose_action(
             raise ConfigError(f"{info.root}: which columns are the action? Set action_keys: {numbers}.")
         keys = usual
     listed = [keys] if isinstance(keys, str) else list(keys)
-    named = modality.action if modality else {}
+    named = info.modality.action
     for key in listed:
         if key not in named and key not in info.features:
             raise ConfigError(f"{info.root}: there is no action '{key}'.{near(key, [*named, *info.features])}")
-    return [named[key] if key in named else Part(key) for key in listed]
+    return [named.get(key) or Part(key) for key in listed]
 
 
-def choose_state(info: Info, wanted: str, modality: Modality | None = None) -> list[Part]:
+def choose_state(info: Info, wanted: str) -> list[Part]:
     """The columns, or parts of them that modality.json names, of the robot's state; with + between several."""
-    modality = modality or read_modality(info.root)
-    named = modality.state if modality else {}
+    named = info.modality.state
     numbers = [key for key, feature in info.features.items() if _is_numbers(feature)]
     for key in (listed := wanted.split(AND)):
         if key not in named and key not in numbers:
@@ -336,14 +330,14 @@ def part_width(info: Info, part: Part) -> int:
     return (shape[0] if part.end is None else part.end) - part.start
 
 
-def number_names(info: Info, part: Part, modality: Modality | None = None) -> list[str]:
+def number_names(info: Info, part: Part) -> list[str]:
     """Names of a part's numbers, by modality.json or by info.json; else its column and their places."""
     width = part_width(info, part)
     names = [f"{part.column}[{part.start + k}]" for k in range(width)]
     named = _flat(info.features[part.column].get("names"))
     if len(named) >= part.start + width:
         names = named[part.start : part.start + width]
-    for name, known in (*modality.state.items(), *modality.action.items()) if modality else ():
+    for name, known in (*info.modality.state.items(), *info.modality.action.items()):
         if known.column == part.column and known.end is not None:
             for k in range(max(known.start, part.start), min(known.end, part.start + width)):
                 is_one = known.end == known.start + 1
@@ -351,19 +345,19 @@ def number_names(info: Info, part: Part, modality: Modality | None = None) -> li
     return names
 
 
-def _parts_of_embodiment(info: Info, name: str, modality: Modality | None) -> list[Part]:
+def _parts_of_embodiment(info: Info, name: str) -> list[Part]:
     if name in ROBOTS:
         return list(choose_form(info, name).action)
     if name not in EMBODIMENTS:
         raise ConfigError(f"There is no embodiment '{name}'.{near(name, KNOWN_ROBOTS)}")
-    place = info.root / "meta" / "modality.json"
-    if modality is None:
-        raise DataError(f"embodiment '{name}' needs {place}, which has the places of its parts; it is not there.")
+    place, named = info.root / "meta" / "modality.json", info.modality.action
+    if not named:
+        raise DataError(f"embodiment '{name}' needs {place}, which has the places of its parts; it has none.")
     parts = []
     for key, width in EMBODIMENTS[name].items():
-        part = modality.action.get(key)
+        part = named.get(key)
         if part is None or part.end is None:
-            raise DataError(f"{place} has no action '{key}', which '{name}' needs.{near(key, modality.action)}")
+            raise DataError(f"{place} has no action '{key}', which '{name}' needs.{near(key, named)}")
         if part.end - part.start != width:
             raise DataError(f"{place}: '{key}' has {part.end - part.start} numbers, but that of '{name}' {width}.")
         parts.append(part)

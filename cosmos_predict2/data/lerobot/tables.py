@@ -32,11 +32,8 @@ class TableReader:
         self._kept: OrderedDict[tuple[str, int, str, bool], Numbers] = OrderedDict()
         self._num_bytes = 0
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"most_bytes": self._most_bytes}  # a worker process begins with nothing
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["most_bytes"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableReader, (self._most_bytes,)  # a worker process begins with nothing
 
     def read(
         self, path: Path, columns: Sequence[str], first: int, count: int, *, is_all: bool = False, gaps: bool = False

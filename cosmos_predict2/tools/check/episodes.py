@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cosmos_predict2.actions.transforms import Floats
-from cosmos_predict2.data.lerobot.info import STATE, Info, Modality, Part
+from cosmos_predict2.data.lerobot.info import STATE, Info, Part
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, part_width
 from cosmos_predict2.data.video.clips import stretch
 from imaginaire.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[CheckedEp
     """Evenly spread episodes that can be read and whose numbers are finite; others are reported elsewhere."""
     chosen = numpy.linspace(0, len(source) - 1, min(len(source), MOST_EPISODES)).round().astype(int).tolist()
     most, features = max(8, MOST_PICTURES // max(1, len(chosen))), source.info.features
-    parts = [part for choice in action_choices(source.info, source.modality) for part in choice]
+    parts = [part for choice in action_choices(source.info) for part in choice]
     states, cameras = state_parts(source.info), source.info.cameras if with_pictures else []
     columns = [name for name in features if name == "timestamp" or "success" in name]
     columns = [name for name in columns if _width(source.info, name) == 1]
@@ -64,10 +64,10 @@ def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[CheckedEp
     return found
 
 
-def action_choices(info: Info, modality: Modality | None) -> list[list[Part]]:
+def action_choices(info: Info) -> list[list[Part]]:
     """The action that training takes by itself, or each column that may be it where the user must choose."""
     try:
-        return [choose_action(info, modality=modality)]
+        return [choose_action(info)]
     except ConfigError:
         return [[Part(key)] for key in info.features if "action" in key and _width(info, key)]
 

@@ -92,7 +92,7 @@ def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
     Raises where a row holds no number.
     """
     tables = []
-    for parts in action_choices(source.info, source.modality):
+    for parts in action_choices(source.info):
 
         def rows_of(i: int, parts: Sequence[Part] = parts) -> Floats:
             place = source.layout.rows(i).path
@@ -107,7 +107,7 @@ def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
             return rows
 
         statistics = sampled_statistics(source.episodes.lengths, rows_of)
-        names = tuple(name for part in parts for name in number_names(source.info, part, source.modality))
+        names = tuple(name for part in parts for name in number_names(source.info, part))
         title = ", ".join(f"'{part.column}'" for part in parts)
         tables.append(ActionTable(title, names, statistics, order_one_transform(statistics.action)))
     return tables
@@ -115,10 +115,9 @@ def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
 
 def classic_faults_of(source: LeRobotSource, *, with_pictures: bool) -> Iterator[Finding]:
     """Findings on what actions, states and pictures mean, see `classic_faults`."""
-    choices = action_choices(source.info, source.modality), [state_parts(source.info)]
+    choices = action_choices(source.info), [state_parts(source.info)]
     actions, states = (
-        [name for parts in each for part in parts for name in number_names(source.info, part, source.modality)]
-        for each in choices
+        [name for parts in each for part in parts for name in number_names(source.info, part)] for each in choices
     )
     episodes = read_sample(source, with_pictures=with_pictures)
     yield from classic_faults(str(source.info.root), source.info.fps, episodes, actions, states)

@@ -81,7 +81,7 @@ def look(options: Options) -> RecordedSizes:
     longest = int(source.episodes.lengths.max())
     sentences = tuple(sorted({source.caption(i) for i in range(len(source))}))
     size = small_size(height, width, options.picture_size)
-    state_dim = source.width(choose_state(source.info, STATE, source.modality)) if options.state else 0
+    state_dim = source.width(choose_state(source.info, STATE)) if options.state else 0
     return RecordedSizes(size, height, key, dim, longest - 1, source.info.fps, sentences, state_dim)
 
 
