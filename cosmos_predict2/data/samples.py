@@ -126,24 +126,20 @@ class FrameRule:
     sampling: str = "random"
 
     def __post_init__(self) -> None:
-        if problem := self.problem():
-            raise ConfigError(problem)
-
-    def problem(self) -> str | None:
-        """Problem of the arguments, if any."""
-        if not _is_count(self.num_frames):
-            return f"num_frames={self.num_frames!r} must be a whole number, 1 or more."
-        if not _is_count(self.stride):
-            return f"stride={self.stride!r} must be a whole number, 1 or more."
+        for name in ("num_frames", "stride"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more.")
         if self.fps is not None and not (math.isfinite(self.fps) and self.fps > 0):
-            return f"fps={self.fps!r} must be a positive number of frames per second, or null for the clip's own."
+            raise ConfigError(
+                f"fps={self.fps!r} must be a positive number of frames per second, or null for the clip's own."
+            )
         if self.sampling not in SAMPLINGS:
-            return f"There is no sampling '{self.sampling}'.{near(str(self.sampling), SAMPLINGS)}"
+            raise ConfigError(f"There is no sampling '{self.sampling}'.{near(str(self.sampling), SAMPLINGS)}")
         if self.fps is not None and self.stride != 1:
-            return f"fps={self.fps:g} and stride={self.stride} mean the same: set one of them."
+            raise ConfigError(f"fps={self.fps:g} and stride={self.stride} mean the same: set one of them.")
         if self.sampling == "uniform" and (self.fps is not None or self.stride != 1):
-            return "sampling='uniform' spreads the frames over the whole clip: remove fps and stride."
-        return None
+            raise ConfigError("sampling='uniform' spreads the frames over the whole clip: remove fps and stride.")
 
     def frames_needed(self, native_fps: float) -> int:
         """The shortest clip of this rate that has enough frames."""
@@ -189,10 +185,6 @@ def evenly(length: int, num: int) -> list[int]:
     """At most ``num`` places in ``length``, from the first to the last."""
     last = min(num, length) - 1
     return [k * (length - 1) // max(1, last) for k in range(last + 1)]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _nearest(position: float) -> int:
