@@ -9,9 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
-from cosmos_predict2.data.dataset_forms import require_files
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES
-from cosmos_predict2.data.video_folder import read_caption
+from cosmos_predict2.data.video_folder import read_caption, require_files
 from cosmos_predict2.tools.jobs import Outcome
 from cosmos_predict2.tools.prepare.records import write_json
 from imaginaire import command_line

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a data set on disk, recognised by the entries of its folder, and its files by stem, which joins them."""
+"""The form of a data set on disk, recognised by the entries of its folder."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from cosmos_predict2.data.dataset_latents import FOLDER, SUFFIX
@@ -90,33 +89,3 @@ def _holds(folder: Path, suffixes: tuple[str, ...]) -> bool:
     return folder.is_dir() and any(
         path.suffix.lower() in suffixes and not path.name.startswith(".") for path in folder.iterdir()
     )
-
-
-def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
-    """The files with one of the suffixes (in any case) in the order of their names; empty where there is no folder.
-
-    Two files of one stem are an error: their caption, embedding and result would be the same file.
-    """
-    found: dict[str, Path] = {}
-    if not folder.is_dir():
-        return found
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in suffixes or path.name.startswith(".") or not path.is_file():
-            continue
-        if other := found.get(path.stem):
-            raise DataError(f"{other} and {path.name} have the same stem, so they would share a caption. Rename one.")
-        found[path.stem] = path
-    return found
-
-
-def require_files(folder: Path, suffixes: Sequence[str], what: str) -> dict[str, Path]:
-    """`files_by_stem`; without any, an error that lists what is there."""
-    found = files_by_stem(folder, suffixes)
-    if found:
-        return found
-    wanted = f"{what} ({', '.join('*' + suffix for suffix in suffixes)})"
-    if not folder.is_dir():
-        beside = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise DataError(f"There is no folder {folder}; {wanted} were expected there.{near(folder.name, beside)}")
-    others = sorted({path.suffix or path.name for path in folder.iterdir()})
-    raise DataError(f"{folder} holds no {wanted}; it has {', '.join(others[:8]) or 'nothing'}.")

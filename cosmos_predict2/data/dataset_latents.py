@@ -25,7 +25,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.clip_dataset import ClipDataset
 from cosmos_predict2.data.video.media import opened_video
-from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, existing_folder, list_captioned, media_by_stem
+from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, existing_folder, list_captioned, require_files
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.sizes import latent_frames
 from imaginaire import foreign_json
@@ -229,8 +229,8 @@ class LatentDataset(ClipDataset):
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
         def rate() -> float:
             folder, _ = _opened(arguments["dataset_dir"])
-            first = next(iter(media_by_stem(folder / FOLDER, (SUFFIX,)).values()))
-            with open_latents(folder / FOLDER / first) as clip:
+            first = next(iter(require_files(folder / FOLDER, (SUFFIX,), FOLDER).values()))
+            with open_latents(first) as clip:
                 return clip.fps
 
         return DataFacts(kind=OF_FOLDER, has_actions=False, read_rate=rate)

@@ -17,7 +17,7 @@ import torch
 from cosmos_predict2.data.clip_dataset import ClipDataset, Source, Text, clip_problems, no_text, opened_views
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
-from cosmos_predict2.data.video_folder import exclude, existing_folder, in_threads, media_by_stem
+from cosmos_predict2.data.video_folder import exclude, existing_folder, in_threads, require_files
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from imaginaire.data.facts import DataFacts
@@ -58,8 +58,6 @@ class MultiviewDataset(ClipDataset):
         skip_bad_samples: bool = False,
         most_bad_samples: int = 16,
     ) -> None:
-        if problem := next(clip_problems(dict(video_size=video_size, crop=crop, num_frames=num_frames)), None):
-            raise ConfigError(problem)
         folders = camera_folders(dataset_dir, camera_keys, front_camera_key, front_view_caption_only)
         source = CameraClips(folders, num_tokens, text_encoder, decoder, skip_bad=skip_bad_samples)
         held_out = int(0.1 * len(source)) + 1
@@ -90,8 +88,8 @@ class MultiviewDataset(ClipDataset):
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
         def rate() -> float:
             folder = Path(arguments["dataset_dir"], "videos", arguments["camera_keys"][0])
-            first = next(iter(media_by_stem(folder, VIDEO_SUFFIXES).values()))
-            return clips.probe(folder / first)[1] / int(arguments.get("sequence_interval", 1))
+            first = next(iter(require_files(folder, VIDEO_SUFFIXES, "clips").values()))
+            return clips.probe(first)[1] / int(arguments.get("sequence_interval", 1))
 
         return DataFacts(kind="folders of clips, one for each camera", has_actions=False, read_rate=rate)
 
@@ -130,37 +128,36 @@ class CameraClips(Source):
         *,
         skip_bad: bool,
     ) -> None:
-        self._files = [(folder, media_by_stem(folder, VIDEO_SUFFIXES)) for folder in folders]
+        self._files = [require_files(folder, VIDEO_SUFFIXES, "clips") for folder in folders]
+        self._root = next(iter(folders)).parent.parent
         self._texts = [None if folder is None else EmbeddingFolder(folder) for folder in folders.values()]
         for texts in self._texts:
             if texts is not None and text_encoder is not None:
                 texts.require_encoder(text_encoder, num_tokens)
         self._width = next(texts.width for texts in self._texts if texts is not None)
         self._num_tokens, self._decoder = num_tokens, clips.choose_decoder(decoder)
-        stems = sorted(set().union(*(files for _, files in self._files)))
-        lacks = {stem: [folder.name for folder, files in self._files if stem not in files] for stem in stems}
+        stems = sorted(set().union(*self._files))
+        cameras = [(folder.name, files) for folder, files in zip(folders, self._files, strict=True)]
+        lacks = {stem: [name for name, files in cameras if stem not in files] for stem in stems}
         faults = [f"{stem}: there is none of {', '.join(names)}" for stem, names in lacks.items() if names]
         exclude(faults, len(stems), skip_bad, "clips")
         self.stems = [stem for stem in stems if not lacks[stem]]
-        first, files = self._files[0]
-        self.lengths = [count for count, _ in in_threads(clips.probe, [first / files[stem] for stem in self.stems])]
-        log.info("%s: %d clips of %d cameras", first.parent.parent, len(self.stems), len(self._files))
+        probed = in_threads(clips.probe, [self._files[0][stem] for stem in self.stems])
+        self.lengths = [count for count, _ in probed]
+        log.info("%s: %d clips of %d cameras", self, len(self.stems), len(self._files))
 
     def __str__(self) -> str:
-        return str(self._files[0][0].parent.parent)
+        return str(self._root)
 
     def __len__(self) -> int:
         return len(self.stems)
 
     def open(self, i: int, camera: int = 0) -> AbstractContextManager[clips.Clip]:
-        paths = [folder / files[self.stems[i]] for folder, files in self._files]
-        return opened_views(
-            [clips.open_clip(path, decoder=self._decoder) for path in paths], f"{self}: {self.stems[i]}"
-        )
+        views = [clips.open_clip(files[self.stems[i]], decoder=self._decoder) for files in self._files]
+        return opened_views(views, f"{self}: {self.stems[i]}")
 
     def names(self, i: int, camera: int) -> dict[str, str]:
-        folder, files = self._files[0]
-        return {"video_path": str(folder / files[self.stems[i]])}
+        return {"video_path": str(self._files[0][self.stems[i]])}
 
     def text(self, i: int, frame: int) -> Text:
         zeros, unread = no_text(self._num_tokens, self._width)

@@ -9,10 +9,10 @@ from cosmos_predict2.data.clip_dataset import ClipDataset, clip_problems
 from cosmos_predict2.data.samples import FrameRule
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
-from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, existing_folder, list_captioned, media_by_stem
+from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, existing_folder, list_captioned, require_files
 from cosmos_predict2.tokenizers.sizes import swapped_size
 from imaginaire.data.facts import DataFacts
-from imaginaire.errors import ConfigError, DataError, UserError
+from imaginaire.errors import DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 
@@ -44,8 +44,6 @@ class Dataset(ClipDataset):
         caption_format: str = "text",
         prompt_type: str = "long",
     ) -> None:
-        if problem := next(clip_problems(dict(video_size=video_size, crop=crop)), None):
-            raise ConfigError(problem)
         source = CaptionedFolder(
             dataset_dir,
             rule=FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling),
@@ -78,7 +76,7 @@ class Dataset(ClipDataset):
         try:
             form = arguments.get("caption_format", "text")
             found = list_captioned(arguments.get("dataset_dir", ""), **text, caption_format=form)
-            if note := _size_note(found.folder / next(iter(found.files.values())), size):
+            if note := _size_note(next(iter(found.files.values())), size):
                 yield warning(key, note)
         except UserError as problem:
             yield error(key, str(problem))
@@ -89,8 +87,8 @@ class Dataset(ClipDataset):
             if (fps := arguments.get("fps")) is not None:
                 return float(fps)
             place = existing_folder(arguments["dataset_dir"], "videos") / "videos"
-            first = next(iter(media_by_stem(place, VIDEO_SUFFIXES).values()))
-            return clips.probe(place / first)[1] / int(arguments.get("stride", 1))
+            first = next(iter(require_files(place, VIDEO_SUFFIXES, "clips").values()))
+            return clips.probe(first)[1] / int(arguments.get("stride", 1))
 
         return DataFacts(kind=OF_FOLDER, has_actions=False, read_rate=rate)
 

@@ -48,7 +48,7 @@ class CaptionedFiles:
     """The files of a folder that have their text."""
 
     folder: Path
-    files: Mapping[str, str]  # names by stem, those without a text too
+    files: Mapping[str, Path]  # by stem, those without a text too
     stems: list[str]
     embeddings: EmbeddingFolder | None  # None: captions are encoded in training
     captions: "CaptionFiles | None"  # that training encodes, or of another format than metas/
@@ -71,7 +71,7 @@ def list_captioned(
     captions = embeddings = None
     if text_encoder == NO_ENCODER or caption_format != "text":
         captions = CaptionFiles(root, caption_format, prompt_type)
-    files = media_by_stem(root / content, suffixes)
+    files = require_files(root / content, suffixes, what)
     stems = list(files)
     if text_encoder != NO_ENCODER:
         embeddings = _open_embeddings(root, text_encoder, num_tokens)
@@ -114,9 +114,9 @@ class CaptionedFolder(Source):
         self._decoder, self._num_threads = decoder, num_threads
         stems = found.stems
         if rule is not None:
-            stems = _long_enough([self._folder / found.files[stem] for stem in stems], stems, rule, skip_bad)
+            stems = _long_enough([found.files[stem] for stem in stems], stems, rule, skip_bad)
         self.stems = PackedStrings(stems)
-        self._files = PackedStrings([found.files[stem] for stem in stems])
+        self._files = PackedStrings(found.files[stem].name for stem in stems)
         self._metas = _captions_of(self.dataset_dir, stems) if self._captions is None else None
         if self.embeddings is not None:
             _warn_of_changed_captions(self.embeddings, self._metas, stems, skip_bad)
@@ -182,19 +182,32 @@ def _open_embeddings(dataset_dir: Path, text_encoder: str | None, num_tokens: in
     return embeddings
 
 
-def media_by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
-    """The files of these kinds in a folder by their names without suffix, in alphabetical order; one at least."""
-    found: dict[str, str] = {}
-    for name in sorted(os.listdir(folder)):
+def files_by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
+    """The files with one of the suffixes (in any case) in the order of their stems; empty where there is no folder.
+
+    Two files of one stem are an error: their caption, embedding and result would be the same file.
+    """
+    found: dict[str, Path] = {}
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
         stem, suffix = os.path.splitext(name)
         if name.startswith(".") or suffix.lower() not in suffixes:
             continue
-        if stem in found:
-            raise DataError(f"{folder} has {found[stem]} and {name}: one name, one file. Rename or remove one.")
-        found[stem] = name
-    if not found:
-        raise DataError(f"{folder} holds no file of these kinds: {', '.join(suffixes)}.")
+        if other := found.get(stem):
+            raise DataError(f"{other} and {name} have the same stem, so they would share a caption. Rename one.")
+        found[stem] = folder / name
     return dict(sorted(found.items()))
+
+
+def require_files(folder: Path, suffixes: Collection[str], what: str) -> dict[str, Path]:
+    """`files_by_stem`; without any, an error that lists what is there."""
+    if found := files_by_stem(folder, suffixes):
+        return found
+    wanted = f"{what} ({', '.join('*' + suffix for suffix in suffixes)})"
+    if not folder.is_dir():
+        beside = os.listdir(folder.parent) if folder.parent.is_dir() else []
+        raise DataError(f"There is no folder {folder}; {wanted} were expected there.{near(folder.name, beside)}")
+    others = sorted({path.suffix or path.name for path in folder.iterdir()})
+    raise DataError(f"{folder} holds no {wanted}; it has {', '.join(others[:8]) or 'nothing'}.")
 
 
 def _with_embedding(files: Collection[str], embeddings: EmbeddingFolder, what: str, *, is_logged: bool) -> list[str]:

@@ -15,10 +15,9 @@ import attrs
 
 from cosmos_predict2.data import dataset_forms as forms
 from cosmos_predict2.data import dataset_latents
-from cosmos_predict2.data.dataset_forms import files_by_stem
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from cosmos_predict2.data.video_folder import SAME_RATE
+from cosmos_predict2.data.video_folder import SAME_RATE, files_by_stem
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS

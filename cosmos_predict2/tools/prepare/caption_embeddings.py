@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.data.dataset_forms import files_by_stem, require_files
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from cosmos_predict2.data.video_folder import read_caption
+from cosmos_predict2.data.video_folder import files_by_stem, read_caption, require_files
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.encode import Counts, embed_captions
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, find_embedding_dir

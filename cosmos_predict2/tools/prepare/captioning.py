@@ -15,8 +15,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmos_predict2.data.dataset_forms import files_by_stem, require_files
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from cosmos_predict2.data.video_folder import files_by_stem, require_files
 from cosmos_predict2.tools.jobs import Outcome, run_jobs
 from cosmos_predict2.tools.prepare.records import write_text
 from imaginaire.errors import ConfigError, DataError

@@ -8,9 +8,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmos_predict2.data.dataset_forms import require_files
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, iterate_frames, probe_video, write_image
+from cosmos_predict2.data.video_folder import require_files
 from cosmos_predict2.tools.jobs import Outcome, run_jobs
 from cosmos_predict2.tools.prepare.records import holds_nothing, read_record, require_settings, write_json
 from imaginaire import storage

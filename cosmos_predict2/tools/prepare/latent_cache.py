@@ -32,7 +32,7 @@ from cosmos_predict2.data.dataset_latents import (
 from cosmos_predict2.data.samples import FrameRule
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
-from cosmos_predict2.data.video_folder import existing_folder, media_by_stem
+from cosmos_predict2.data.video_folder import existing_folder, require_files
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.sizes import size_problem
 from cosmos_predict2.tools.jobs import Outcome
@@ -112,8 +112,8 @@ def cache_latents(
     if (known := read_record(folder)) is not None and (found := known.difference(record)) is not None:
         raise DataError(f"{folder} holds latents with {found}. Delete the folder, or ask for the same.")
 
-    files = media_by_stem(dataset_dir / "videos", VIDEO_SUFFIXES)
-    videos = [dataset_dir / "videos" / name for name in files.values()][shard[0] :: shard[1]]
+    files = require_files(dataset_dir / "videos", VIDEO_SUFFIXES, "clips")
+    videos = list(files.values())[shard[0] :: shard[1]]
     todo = [path for path in videos if not _is_done(folder / f"{path.stem}{SUFFIX}", path)]
     log.info("latents: %d of %d clips are to be encoded", len(todo), len(videos))
     if dry_run or not todo:
