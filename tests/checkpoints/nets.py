@@ -7,6 +7,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+import yaml
 from torch import Tensor, nn
 
 from cosmos_predict2.actions.transforms import ActionTransform
@@ -28,6 +29,8 @@ SMALL: dict[str, Any] = dict(
     rope_h_extrapolation_ratio=2.0,
     rope_w_extrapolation_ratio=3.0,
 )
+
+RANK, ALPHA = 3, 12.0  # of adapters
 
 
 def random_net(seed: int = 0, is_image: bool = False, **changes: Any) -> DiT:
@@ -51,6 +54,29 @@ def released_state(net: nn.Module, prefix: str = "net.", dtype: torch.dtype = to
     state[f"{prefix}accum_iteration"] = torch.tensor(7)
     state[f"{prefix}blocks.0.self_attn.q_norm._extra_state"] = None
     return state
+
+
+def save(folder: Path, state: Any, name: str = "model.pt") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(state, folder / name)
+    return str(folder / name)
+
+
+def adapted(net: nn.Module, targets: str, rank: int = RANK, alpha: float = ALPHA) -> Any:
+    """The network with adapters that change its output."""
+    lora.init_adapters(lora.inject(net, rank, alpha, targets), seed=4, init=False)
+    return net
+
+
+def save_run(folder: Path, net: nn.Module, **config: Any) -> str:
+    """The checkpoint of a run with this ``model.config``; its averaged adapters are twice the trained ones."""
+    state = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
+    for name, tensor in list(state.items()):
+        state[name.replace("net.", "net_ema.", 1)] = 2 * tensor if ".lora_B" in name else tensor
+    folder.mkdir(parents=True, exist_ok=True)
+    if config:
+        (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": config}}))
+    return save(folder / "checkpoints/model", state, "iter_000000010.pt")
 
 
 def write_adapter(path: Path, net: nn.Module) -> str:

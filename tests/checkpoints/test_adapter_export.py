@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import safetensors
 import torch
-import yaml
 
 from cosmos_predict2.checkpoints import apply_lora
 from cosmos_predict2.checkpoints.adapters import base_fingerprint
@@ -19,30 +18,17 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from scripts.convert import parser, run
-from tests.checkpoints.nets import call, parameters_of, random_net
+from tests.checkpoints.nets import ALPHA, adapted, call, parameters_of, random_net, released_state, save, save_run
 from tests.models.parts import LIMITS, NET
 
 TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
-RANK, ALPHA = 3, 12.0
 
 
-def _trained(targets: str = TARGETS, **changes: Any) -> Any:
-    net = random_net(seed=1, **changes)
-    lora.init_adapters(lora.inject(net, RANK, ALPHA, targets), seed=4, init=False)
-    return net
-
-
-def _run(folder: Path, net: Any, targets: str = TARGETS, base: str = "base.pt") -> str:
-    """The checkpoint of a run: the averaged adapters are twice the trained ones."""
-    (folder / "checkpoints/model").mkdir(parents=True)
-    path = folder / "checkpoints/model/iter_000000010.pt"
-    state = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
-    for name, tensor in list(state.items()):
-        state[name.replace("net.", "net_ema.", 1)] = 2 * tensor if ".lora_B" in name else tensor
-    torch.save(state, path)
-    config = {"lora_alpha": ALPHA, "lora_target_modules": targets, "model_manager_config": {"dit_path": base}}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": config}}))
-    return str(path)
+def _run(folder: Path, net: Any = None, targets: str = TARGETS, base: str = "base.pt") -> str:
+    """A run that adapted a network of random weights, or the one that is given."""
+    net = net or adapted(random_net(seed=1), targets)
+    start = {"dit_path": base}
+    return save_run(folder, net, lora_alpha=ALPHA, lora_target_modules=targets, model_manager_config=start)
 
 
 def _export(source: str, folder: Path, form: str, **options: Any) -> str:
@@ -61,7 +47,7 @@ FILES = {"peft": "adapter_model.safetensors", "diffusers-lora": "pytorch_lora_we
 
 @pytest.mark.parametrize("form", FILES)
 def test_an_exported_adapter_gives_what_was_trained_and_says_what_it_is(form: str, tmp_path: Path) -> None:
-    trained = _trained()
+    trained = adapted(random_net(seed=1), TARGETS)
     folder = _export(_run(tmp_path / "run", trained), tmp_path, form)
     net = random_net(seed=1)
     assert len(apply_lora(net, folder)) == 20
@@ -69,8 +55,7 @@ def test_an_exported_adapter_gives_what_was_trained_and_says_what_it_is(form: st
     header = _header(f"{folder}/{FILES[form]}")
     assert (header["rank"], header["alpha"], header["base"]) == ("3", "12", "base.pt")
     matrices = {name.removesuffix(".weight"): tensor for name, tensor in parameters_of(random_net(seed=1)).items()}
-    adapted = [name.removesuffix(".base_layer") for name, _ in trained.named_modules() if name.endswith(".base_layer")]
-    assert header["base_fingerprint"] == base_fingerprint(adapted, matrices)
+    assert header["base_fingerprint"] == base_fingerprint([*lora.adapters(trained)], matrices)
     assert len(header["commit"]) in (0, 40)
     if form == "peft":
         config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
@@ -79,7 +64,7 @@ def test_an_exported_adapter_gives_what_was_trained_and_says_what_it_is(form: st
 
 @pytest.mark.parametrize("form", FILES)
 def test_the_average_is_chosen_by_name(form: str, tmp_path: Path) -> None:
-    source = _run(tmp_path / "run", _trained())
+    source = _run(tmp_path / "run")
     once, twice = random_net(seed=1), random_net(seed=1)
     apply_lora(once, f"{_export(source, tmp_path, form)}:2")
     apply_lora(twice, _export(source, tmp_path / "ema", form, which="net_ema"))
@@ -89,7 +74,7 @@ def test_the_average_is_chosen_by_name(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_another_base_is_told_by_both_names(changed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = _run(tmp_path / "run", _trained())
+    source = _run(tmp_path / "run")
     for path in (source, _export(source, tmp_path, "peft"), _export(source, tmp_path, "diffusers-lora")):
         caplog.clear()
         net = random_net(seed=2 if changed else 1).to(torch.bfloat16)
@@ -107,7 +92,7 @@ def test_targets_are_the_shortest_names_that_select_the_layers_and_no_others(tmp
     assert shortest_targets(["blocks.0.a.q"], modules) == ["a.q"]
     assert shortest_targets(["blocks.0.a.out.0", "blocks.0.net.2"], modules) == ["out.0", "net.2"]
     targets = "self_attn.q_proj,mlp.layer1"
-    folder = _export(_run(tmp_path / "run", _trained(targets), targets), tmp_path, "diffusers-lora")
+    folder = _export(_run(tmp_path / "run", targets=targets), tmp_path, "diffusers-lora")
     header = _header(f"{folder}/{FILES['diffusers-lora']}")
     assert sorted(json.loads(header["target_modules"])) == ["attn1.to_q", "net.0.proj"]
     recorded = json.loads(header["lora_adapter_metadata"])
@@ -115,7 +100,7 @@ def test_targets_are_the_shortest_names_that_select_the_layers_and_no_others(tmp
 
 
 def test_what_exists_stays(tmp_path: Path) -> None:
-    source = _run(tmp_path / "run", _trained())
+    source = _run(tmp_path / "run")
     _export(source, tmp_path, "peft")
     with pytest.raises(CheckpointError, match="--overwrite"):
         _export(source, tmp_path, "peft")
@@ -123,7 +108,7 @@ def test_what_exists_stays(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_both_layouts(tmp_path: Path) -> None:
-    source = _run(tmp_path / "run", _trained())
+    source = _run(tmp_path / "run")
     for form, file in FILES.items():
         words = [source, str(tmp_path / form), "--to", form, "--weights", "ema", "--dtype", "bf16"]
         run(parser.parse_args(words))
@@ -138,10 +123,9 @@ def test_embedders_that_were_trained_beside_adapters_are_not_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = ChunkActionDiT(action_dim=3, **NET, **LIMITS)
-    bases = {"deaf": Video2WorldDiT(**NET, **LIMITS).state_dict(), "told": dict(told.state_dict())}
-    for name, state in bases.items():
-        torch.save({f"net.{key}": value for key, value in state.items()}, tmp_path / f"{name}.pt")
-    lora.init_adapters(lora.inject(told, RANK, ALPHA, TARGETS), seed=0, init=False)
+    for name, net in (("deaf", Video2WorldDiT(**NET, **LIMITS)), ("told", told)):
+        save(tmp_path, released_state(net), f"{name}.pt")
+    adapted(told, TARGETS)
     with pytest.raises(CheckpointError, match=r"learnt its embedders of actions.*--to safetensors --merge-lora"):
         _export(_run(tmp_path / "a", told, base=str(tmp_path / "deaf.pt")), tmp_path, "peft")
     _export(_run(tmp_path / "b", told, base=str(tmp_path / "told.pt")), tmp_path, "peft")

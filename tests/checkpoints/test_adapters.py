@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-import yaml
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import apply_lora, load_dit, merge_lora_state, parse_lora, to_diffusers_name
@@ -17,20 +16,44 @@ from cosmos_predict2.checkpoints.adapters import _our_layer, read_adapter
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora
-from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, write_adapter
+from tests.checkpoints.nets import (
+    ALPHA,
+    RANK,
+    SMALL,
+    adapted,
+    assert_same_parameters,
+    call,
+    parameters_of,
+    random_net,
+    save_run,
+    write_adapter,
+)
 
 TARGETS = "q_proj,output_proj,mlp.layer1"
-RANK, ALPHA = 3, 12.0
 
 
 def _trained() -> Any:
-    net = random_net(seed=1)
-    lora.init_adapters(lora.inject(net, RANK, ALPHA, TARGETS), seed=4, init=False)
-    return net
+    return adapted(random_net(seed=1), TARGETS)
 
 
-def _factors(net: Any) -> dict[str, Tensor]:
-    return {name.replace(".default.", "."): tensor.clone() for name, tensor in lora.adapter_state(net).items()}
+def _state(net: Any, rename: Callable[[str], str] = str, has_alphas: bool = False) -> dict[str, Tensor]:
+    """The factors with other names of the layers, and the alpha of each layer beside them."""
+    state: dict[str, Tensor] = {}
+    for layer, adapter in lora.adapters(net).items():
+        name = rename(layer)
+        state |= {f"{name}.lora_{part}.weight": factor.detach() for part, factor in zip("AB", adapter.factors)}
+        state |= {f"{name}.alpha": torch.tensor(ALPHA)} if has_alphas else {}
+    return state
+
+
+def _their_name(layer: str) -> str:
+    return f"transformer.{to_diffusers_name(f'{layer}.weight')}".removesuffix(".weight")
+
+
+def _file(folder: Path, state: dict[str, Tensor], metadata: dict[str, str] | None = None, name: str = "lora") -> str:
+    folder.mkdir(exist_ok=True)
+    safetensors.torch.save_file(state, folder / f"{name}.safetensors", metadata)
+    return str(folder / f"{name}.safetensors")
 
 
 def _our_file(folder: Path, net: Any) -> str:
@@ -42,76 +65,39 @@ def _our_file_of_a_model(folder: Path, net: Any) -> str:
 
 
 def _peft(folder: Path, net: Any, **config: Any) -> str:
-    (folder / "peft").mkdir()
-    state = {f"base_model.model.{name}": tensor for name, tensor in _factors(net).items()}
-    safetensors.torch.save_file(state, folder / "peft" / "adapter_model.safetensors")
+    _file(folder / "peft", _state(net, "base_model.model.{}".format), name="adapter_model")
     settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": TARGETS.split(","), **config}
     (folder / "peft" / "adapter_config.json").write_text(json.dumps(settings))
     return str(folder / "peft")
 
 
-def _diffusers_state(net: Any) -> dict[str, Tensor]:
-    state = {}
-    for name, tensor in _factors(net).items():
-        layer, part = name.split(".lora_")
-        theirs = to_diffusers_name(f"{layer}.weight")
-        assert theirs is not None
-        state[f"transformer.{theirs.removesuffix('.weight')}.lora_{part}"] = tensor
-    return state
-
-
-def _diffusers_metadata(folder: Path, net: Any) -> str:
-    metadata = {"lora_adapter_metadata": json.dumps({"transformer.r": RANK, "transformer.lora_alpha": ALPHA})}
-    (folder / "diffusers").mkdir()
-    safetensors.torch.save_file(
-        _diffusers_state(net), folder / "diffusers" / "pytorch_lora_weights.safetensors", metadata
-    )
+def _diffusers(folder: Path, net: Any, **config: Any) -> str:
+    settings = {f"transformer.{key}": value for key, value in {"r": RANK, "lora_alpha": ALPHA, **config}.items()}
+    metadata = {"lora_adapter_metadata": json.dumps(settings)}
+    _file(folder / "diffusers", _state(net, _their_name), metadata, "pytorch_lora_weights")
     return str(folder / "diffusers")
 
 
 def _diffusers_alphas(folder: Path, net: Any) -> str:
-    state = _diffusers_state(net)
-    layers = {name.split(".lora_")[0] for name in state}
-    state |= {f"{layer}.alpha": torch.tensor(ALPHA) for layer in layers}
-    safetensors.torch.save_file(state, folder / "alphas.safetensors")
-    return str(folder / "alphas.safetensors")
+    return _file(folder, _state(net, _their_name, has_alphas=True))
 
 
 def _comfyui(folder: Path, net: Any) -> str:
-    state = {f"diffusion_model.{name}": tensor for name, tensor in _factors(net).items()}
-    layers = {name.split(".lora_")[0] for name in state}
-    state |= {f"{layer}.alpha": torch.tensor(ALPHA) for layer in layers}
-    safetensors.torch.save_file(state, folder / "comfyui.safetensors")
-    return str(folder / "comfyui.safetensors")
-
-
-def _kohya_state(net: Any) -> dict[str, Tensor]:
-    state = {}
-    for name, tensor in _factors(net).items():
-        layer, part = name.split(".lora_")
-        layer = f"lora_unet_{layer.replace('.', '_')}"
-        state[f"{layer}.lora_{'down' if part.startswith('A') else 'up'}.weight"] = tensor
-        state[f"{layer}.alpha"] = torch.tensor(ALPHA)
-    return state
+    return _file(folder, _state(net, "diffusion_model.{}".format, has_alphas=True))
 
 
 def _kohya(folder: Path, net: Any) -> str:
-    safetensors.torch.save_file(_kohya_state(net), folder / "kohya.safetensors", {"ss_network_dim": str(RANK)})
-    return str(folder / "kohya.safetensors")
+    state = _state(net, lambda layer: f"lora_unet_{layer.replace('.', '_')}", has_alphas=True)
+    names = {name: name.replace("lora_A", "lora_down").replace("lora_B", "lora_up") for name in state}
+    return _file(folder, {names[name]: tensor for name, tensor in state.items()}, {"ss_network_dim": str(RANK)})
 
 
 def _whole_checkpoint(folder: Path, net: Any) -> str:
-    (folder / "checkpoints" / "model").mkdir(parents=True)
-    path = folder / "checkpoints" / "model" / "iter_000000010.pt"
-    state = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
-    torch.save({**state, **{name.replace("net.", "net_ema."): 2 * tensor for name, tensor in state.items()}}, path)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": {"lora_alpha": ALPHA}}}))
-    return str(path)
+    return save_run(folder, net, lora_alpha=ALPHA)
 
 
 FORMS: list[Callable[[Path, Any], str]] = [
-    _our_file, _our_file_of_a_model, _peft, _diffusers_metadata, _diffusers_alphas, _whole_checkpoint,
-    _comfyui, _kohya,
+    _our_file, _our_file_of_a_model, _peft, _diffusers, _diffusers_alphas, _whole_checkpoint, _comfyui, _kohya,
 ]  # fmt: skip
 
 
@@ -153,19 +139,17 @@ def test_several_adapters_are_summed_and_rounded_once(tmp_path: Path) -> None:
 def test_nothing_changes_when_one_adapter_does_not_fit(tmp_path: Path) -> None:
     good = _our_file(tmp_path, _trained())
     wide = lora.inject(random_net(model_channels=64), RANK, ALPHA, TARGETS)
-    (tmp_path / "wide").mkdir()
     net = random_net(seed=1)
     start = parameters_of(net)
     with pytest.raises(CheckpointError, match=r"\[64, 64\].*\[32, 32\]"):
-        apply_lora(net, [good, _our_file(tmp_path / "wide", wide)])
+        apply_lora(net, [good, _file(tmp_path, _state(wide), name="wide")])
     assert_same_parameters(net, start)
 
 
 def test_layers_that_the_network_lacks_are_named(tmp_path: Path) -> None:
-    state = {f"blocks.9.mlp.layer1.lora_{part}.weight": torch.ones(2, 2) for part in "AB"}
-    safetensors.torch.save_file(state, tmp_path / "deep.safetensors")
+    path = _file(tmp_path, {f"blocks.9.mlp.layer1.lora_{part}.weight": torch.ones(2, 2) for part in "AB"})
     with pytest.raises(CheckpointError, match=r"blocks\.9\.mlp\.layer1.*Did you mean blocks\.\d\.mlp\.layer1"):
-        apply_lora(random_net(), str(tmp_path / "deep.safetensors"))
+        apply_lora(random_net(), path)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +169,6 @@ def test_peft_settings_that_are_not_plain_lora_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         apply_lora(random_net(), _peft(tmp_path, _trained(), **config))
-
-
-def _diffusers(folder: Path, net: Any, **config: Any) -> str:
-    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, **config}
-    metadata = {"lora_adapter_metadata": json.dumps({f"transformer.{key}": value for key, value in settings.items()})}
-    safetensors.torch.save_file(_diffusers_state(net), folder / "lora.safetensors", metadata)
-    return str(folder / "lora.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -219,10 +196,10 @@ def test_an_alpha_that_is_given_never_overrides_a_recorded_one(write: Any, tmp_p
 def test_without_a_recorded_alpha_b_a_is_added_as_it_is_and_a_warning_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    safetensors.torch.save_file(_diffusers_state(_trained()), tmp_path / "old.safetensors")
-    layer = read_adapter(str(tmp_path / "old.safetensors")).layers["blocks.0.mlp.layer1"]
+    path = _file(tmp_path, _state(_trained(), _their_name))
+    layer = read_adapter(path).layers["blocks.0.mlp.layer1"]
     assert layer.scaling == 1 and "records no alpha" in caplog.text
-    assert read_adapter(str(tmp_path / "old.safetensors"), alpha=6.0).layers["blocks.0.mlp.layer1"].scaling == 2
+    assert read_adapter(path, alpha=6.0).layers["blocks.0.mlp.layer1"].scaling == 2
 
 
 def test_two_alphas_in_one_file_and_a_damaged_header_are_errors(tmp_path: Path) -> None:
@@ -264,9 +241,9 @@ def test_a_flat_name_is_that_of_one_layer_of_any_network() -> None:
     ],
 )
 def test_adapters_of_another_kind_are_named(names: list[str], kind: str, tmp_path: Path) -> None:
-    safetensors.torch.save_file({name: torch.ones(2, 2) for name in names}, tmp_path / "adapter.safetensors")
+    path = _file(tmp_path, {name: torch.ones(2, 2) for name in names})
     with pytest.raises(CheckpointError, match=f"adapter of another kind, {kind};.*Merge it"):
-        read_adapter(str(tmp_path / "adapter.safetensors"))
+        read_adapter(path)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +257,10 @@ def test_adapters_of_another_kind_are_named(names: list[str], kind: str, tmp_pat
 def test_more_than_factors_or_half_a_pair_is_an_error(
     change: dict[str, Tensor], lost: str, cause: str, tmp_path: Path
 ) -> None:
-    factors = {name: value for name, value in _factors(_trained()).items() if not lost or lost not in name}
-    safetensors.torch.save_file({**factors, **change}, tmp_path / "adapter.safetensors")
+    factors = {name: value for name, value in _state(_trained()).items() if not lost or lost not in name}
+    path = _file(tmp_path, {**factors, **change})
     with pytest.raises(CheckpointError, match=cause):
-        read_adapter(str(tmp_path / "adapter.safetensors"))
+        read_adapter(path)
 
 
 # State ----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-import yaml
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, read_card, to_diffusers_name
@@ -24,12 +23,17 @@ from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import (
+    ALPHA,
+    RANK,
     SMALL,
+    adapted,
     assert_same_parameters,
     call,
     parameters_of,
     random_net,
     released_state,
+    save,
+    save_run,
     write_adapter,
 )
 from tests.programs import finished, warm_python
@@ -40,13 +44,11 @@ EMA = random_net(seed=9)
 def _released(folder: Path, net: Any) -> str:
     state = released_state(net)
     state["net.t_embedding_norm._extra_state"] = io.BytesIO(b"x")
-    torch.save(state, folder / "model.pt")
-    return str(folder / "model.pt")
+    return save(folder, state)
 
 
 def _bare(folder: Path, net: Any) -> str:
-    torch.save(released_state(net, prefix=""), folder / "bare.pt")
-    return str(folder / "bare.pt")
+    return save(folder, released_state(net, prefix=""), "bare.pt")
 
 
 def _wrapped(folder: Path, net: Any) -> str:
@@ -55,19 +57,15 @@ def _wrapped(folder: Path, net: Any) -> str:
             "blocks.1.", "blocks.1._orig_mod."
         )
 
-    torch.save({name_in_file(name): tensor for name, tensor in parameters_of(net).items()}, folder / "wrapped.pt")
-    return str(folder / "wrapped.pt")
+    return save(folder, {name_in_file(name): tensor for name, tensor in parameters_of(net).items()})
 
 
 def _training_file(folder: Path, net: Any) -> str:
-    (folder / "model").mkdir()
     state = {**released_state(net), **released_state(EMA, "net_ema.")}
-    torch.save(state, folder / "model" / "iter_000000100.pt")
-    return str(folder / "model" / "iter_000000100.pt")
+    return save(folder / "model", state, "iter_000000100.pt")
 
 
 def _run_folder(folder: Path, net: Any) -> str:
-    (folder / "checkpoints").mkdir()
     _training_file(folder / "checkpoints", net)
     (folder / "checkpoints" / "latest_checkpoint.txt").write_text("iter_000000100.pt\n")
     return str(folder)
@@ -122,17 +120,17 @@ def test_what_other_programs_put_before_all_names_is_stripped(prefix: str, tmp_p
     source, net = random_net(seed=1), random_net(seed=2)
     state = {f"{prefix}{name}": value for name, value in parameters_of(source).items()}
     beside = {"first_stage_model.conv1.weight": torch.ones(1), "lora_alpha": torch.tensor(4.0)}
-    torch.save({**state, **beside}, tmp_path / "model.pt")
-    report = load_dit(net, str(tmp_path / "model.pt"))
+    path = save(tmp_path, {**state, **beside})
+    report = load_dit(net, path)
     assert_same_parameters(net, parameters_of(source))
     assert not (report.missing or report.unexpected)
-    card = read_card(str(tmp_path / "model.pt"))
+    card = read_card(path)
     assert card.family is not None and card.family.width == SMALL["model_channels"] and card.lora_alpha == 4
 
 
 def test_the_averaged_copy_is_taken_when_asked_for_or_alone(tmp_path: Path) -> None:
-    torch.save(released_state(EMA, "net_ema."), tmp_path / "ema.pt")
-    for path, which in ((_training_file(tmp_path, random_net(seed=1)), "net_ema"), (str(tmp_path / "ema.pt"), "auto")):
+    alone = save(tmp_path, released_state(EMA, "net_ema."), "ema.pt")
+    for path, which in ((_training_file(tmp_path, random_net(seed=1)), "net_ema"), (alone, "auto")):
         net = random_net(seed=2)
         load_dit(net, path, which)
         assert_same_parameters(net, parameters_of(EMA))
@@ -151,9 +149,8 @@ def test_every_difference_is_named(fault: str, tmp_path: Path) -> None:
         state[f"net.{name}"] = torch.ones(2)
     else:
         state[f"net.{name}"] = torch.ones(2, 2)
-    torch.save(state, tmp_path / "bad.pt")
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        load_dit(random_net(), str(tmp_path / "bad.pt"))
+        load_dit(random_net(), save(tmp_path, state))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +181,8 @@ def test_another_network_is_told_in_one_sentence(changes: dict[str, Any], messag
     ],
 )
 def test_files_of_other_things_are_named(names: list[str], message: str, tmp_path: Path) -> None:
-    torch.save({name: torch.ones(2, 2) for name in names}, tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match=message):
-        load_dit(random_net(), str(tmp_path / "other.pt"))
+        load_dit(random_net(), save(tmp_path, {name: torch.ones(2, 2) for name in names}))
 
 
 def test_foreign_names_of_a_diffusers_transformer_are_refused(tmp_path: Path) -> None:
@@ -201,37 +197,27 @@ def test_foreign_names_of_a_diffusers_transformer_are_refused(tmp_path: Path) ->
 # LoRA in a training checkpoint ----------------------------------------------------------------------------------------
 
 
-def _lora_run(folder: Path, record: bool = True) -> tuple[str, Tensor]:
-    """A run's checkpoint with adapters beside the weights, and the network's output."""
-    net = random_net(seed=1)
-    lora.init_adapters(lora.inject(net, 4, 12.0, "q_proj,mlp.layer1"), seed=3, init=False)
-    (folder / "checkpoints" / "model").mkdir(parents=True)
-    path = folder / "checkpoints" / "model" / "iter_000000010.pt"
-    torch.save({f"net.{name}": tensor for name, tensor in net.state_dict().items()}, path)
-    if record:
-        (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": {"lora_alpha": 12, "lora_rank": 4}}}))
-    return str(path), call(net)
+TARGETS = "q_proj,mlp.layer1"
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_adapters_in_a_checkpoint_are_merged_with_a_recorded_or_given_alpha(is_recorded: bool, tmp_path: Path) -> None:
-    path, output = _lora_run(tmp_path, record=is_recorded)
-    net = random_net(seed=2)
+    trained, net = adapted(random_net(seed=1), TARGETS), random_net(seed=2)
+    path = save_run(tmp_path, trained, **(dict(lora_alpha=ALPHA, lora_rank=RANK) if is_recorded else {}))
     if is_recorded:
         check_dit(Video2WorldDiT(**SMALL), path)
     else:
         with pytest.raises(CheckpointError, match="lora_alpha"):
             load_dit(net, path)
-    load_dit(net, path, lora_alpha=None if is_recorded else 12.0)
-    torch.testing.assert_close(call(net), output, rtol=1e-4, atol=1e-5)
+    load_dit(net, path, lora_alpha=None if is_recorded else ALPHA)
+    torch.testing.assert_close(call(net), call(trained), rtol=1e-4, atol=1e-5)
 
 
 def test_a_network_with_adapters_takes_theirs_and_plain_weights(tmp_path: Path) -> None:
-    path, output = _lora_run(tmp_path)
-    net = lora.inject(random_net(seed=2), 4, 12.0, "q_proj,mlp.layer1")
-    load_dit(net, path)
-    torch.testing.assert_close(call(net), output, rtol=0, atol=0)
-    fresh = lora.inject(random_net(seed=2), 4, 12.0, "q_proj,mlp.layer1")
+    trained = adapted(random_net(seed=1), TARGETS)
+    net, fresh = (lora.inject(random_net(seed=2), RANK, ALPHA, TARGETS) for _ in range(2))
+    load_dit(net, save_run(tmp_path, trained, lora_alpha=ALPHA))
+    torch.testing.assert_close(call(net), call(trained), rtol=0, atol=0)
     plain = random_net(seed=5)
     load_dit(fresh, _bare(tmp_path, plain))
     torch.testing.assert_close(call(fresh), call(plain), rtol=0, atol=0)  # their B starts at zero
@@ -267,9 +253,9 @@ print(len(apply_lora(random_net(), "org/peft:0.5")), len(apply_lora(random_net()
 def test_addresses_on_a_hub_load_like_folders(tmp_path: Path) -> None:
     net = random_net(seed=1)
     folder, file = Path(_pipeline_folder(tmp_path, net)), Path(_released(tmp_path, net))
-    adapted = lora.inject(random_net(), 2, 4.0, "q_proj")
-    write_adapter(tmp_path / "adapter.safetensors", adapted)
-    factors = {f"base_model.model.{n}".replace(".default", ""): t for n, t in lora.adapter_state(adapted).items()}
+    small = lora.inject(random_net(), 2, 4.0, "q_proj")
+    write_adapter(tmp_path / "adapter.safetensors", small)
+    factors = {f"base_model.model.{n}".replace(".default", ""): t for n, t in lora.adapter_state(small).items()}
     config = json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "target_modules": ["q_proj"]})
     hub = Hub(
         {
@@ -318,16 +304,11 @@ def action_net(cls: type[ActionDiT] = FlatActionDiT, seed: int = 0, **changes: A
     return net.eval()
 
 
-def _save(folder: Path, state: dict[str, Any], name: str = "model.pt") -> str:
-    torch.save(state, folder / name)
-    return str(folder / name)
-
-
 @pytest.mark.parametrize("kind", NETS)
 def test_the_network_is_chosen_from_the_file(kind: str, tmp_path: Path) -> None:
     cls, options = NETS[kind]
     source = action_net(cls, seed=1, **options)
-    path = _save(tmp_path, released_state(source))
+    path = save(tmp_path, released_state(source))
     network, arguments = action_network(describe(open_dit(path)))
     net = network(**{**SMALL, **arguments})  # RoPE ratios of a size that was not released are no part of a file
     assert type(net) is cls
@@ -367,7 +348,7 @@ def test_other_sizes_of_actions_and_of_chunks_are_asked_for() -> None:
 
 def test_embedders_begin_anew_only_where_that_is_allowed(tmp_path: Path) -> None:
     base = random_net(seed=1)
-    path, net = _save(tmp_path, released_state(base)), action_net(seed=2)
+    path, net = save(tmp_path, released_state(base)), action_net(seed=2)
     kept = {name: value for name, value in parameters_of(net).items() if name.startswith("action_embedder_")}
     with pytest.raises(CheckpointError, match=r"model\.pt is a Video2World.*without actions.*The network is an action"):
         load_dit(net, path)
@@ -404,7 +385,7 @@ def test_other_networks_with_actions_are_refused(case: str, allow_missing: tuple
         del state[name]
     if case == "without the tensor that tells" and not allow_missing:
         message = "without actions"
-    path = _save(tmp_path, state)
+    path = save(tmp_path, state)
     with pytest.raises(CheckpointError, match=message):
         load_dit(action_net(), path, allow_missing=allow_missing)
     with pytest.raises(CheckpointError, match=message):
@@ -419,6 +400,6 @@ def test_other_networks_with_actions_are_refused(case: str, allow_missing: tuple
     ],
 )
 def test_a_network_that_reads_actions_otherwise_refuses_the_weights(make: Any, message: str, tmp_path: Path) -> None:
-    path = _save(tmp_path, released_state(action_net()))
+    path = save(tmp_path, released_state(action_net()))
     with pytest.raises(CheckpointError, match=message):
         load_dit(make(), path, allow_missing=[ACTION_EMBEDDERS])

@@ -2,7 +2,6 @@
 """Conversion of one network's weights: exact round trips, and folders that diffusers itself loads."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,17 @@ from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.released import NETWORKS, tiny_video2world_path
 from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.optim import lora
 from tests.checkpoints.nets import (
+    ALPHA,
     SMALL,
+    adapted,
     assert_same_parameters,
     call,
     parameters_of,
     random_net,
     released_state,
+    save,
+    save_run,
 )
 from tests.programs import finished, warm_python
 
@@ -36,8 +38,7 @@ ROPE = (20 / 24, 2.0, 3.0)
 
 
 def _source(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> str:
-    torch.save(released_state(random_net(seed=1, **changes), dtype=dtype), folder / "source.pt")
-    return str(folder / "source.pt")
+    return save(folder, released_state(random_net(seed=1, **changes), dtype=dtype), "source.pt")
 
 
 def _export(source: str, folder: Path, form: str, name: str = "", **options: Any) -> str:
@@ -87,8 +88,7 @@ def test_shards_have_an_index_and_come_back_exactly(tmp_path: Path, monkeypatch:
 def test_the_average_is_cast_once_and_named_as_released(tmp_path: Path) -> None:
     ema = random_net(seed=3)
     state = {**released_state(random_net(seed=1), dtype=torch.bfloat16), **released_state(ema, "net_ema.")}
-    torch.save(state, tmp_path / "both.pt")
-    path = _export(str(tmp_path / "both.pt"), tmp_path, "pt", which="net_ema", dtype=torch.bfloat16)
+    path = _export(save(tmp_path, state), tmp_path, "pt", which="net_ema", dtype=torch.bfloat16)
     written = torch.load(path, weights_only=True)
     assert set(written) == {f"net.{name}" for name in parameters_of(ema)}
     for name, tensor in parameters_of(ema).items():
@@ -104,13 +104,8 @@ def test_a_pt_holds_its_tensors_and_nothing_else_of_the_source(tmp_path: Path) -
 
 
 def test_merged_adapters_are_rounded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    net = lora.inject(random_net(seed=1), 4, 8.0, "q_proj")
-    lora.init_adapters(net, seed=3, init=False)
-    (tmp_path / "run" / "model").mkdir(parents=True)
-    source = str(tmp_path / "run" / "model" / "iter_000000001.pt")
-    torch.save({f"net.{name}": tensor for name, tensor in net.state_dict().items()}, source)
-    recorded = {"model": {"config": {"lora_alpha": 8.0}}}
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(recorded))
+    net = adapted(random_net(seed=1), "q_proj")
+    source = save_run(tmp_path / "run", net, lora_alpha=ALPHA)
     merged = _loaded(_export(source, tmp_path, "pt", merge_lora=True))
     torch.testing.assert_close(call(merged), call(net), rtol=1e-4, atol=1e-5)
     half = open_dit(_export(source, tmp_path, "safetensors", merge_lora=True, dtype=torch.bfloat16))
@@ -121,7 +116,7 @@ def test_merged_adapters_are_rounded_once(tmp_path: Path, caplog: pytest.LogCapt
     kept = _export(source, tmp_path, "pt", "kept.pt")
     assert "blocks.0.self_attn.q_proj.lora_A.default.weight" in open_dit(kept)
     assert_same_parameters(_loaded(kept), parameters_of(merged))  # its alpha is in the file
-    with pytest.raises(CheckpointError, match="records alpha 8, but --lora_alpha"):
+    with pytest.raises(CheckpointError, match="records alpha 12, but --lora_alpha"):
         _export(kept, tmp_path, "pt", "other.pt", merge_lora=True, lora_alpha=4.0)
     assert "their alpha" not in caplog.text
     (tmp_path / "run" / "config.yaml").unlink()
@@ -142,22 +137,17 @@ def test_rope_comes_from_the_run_or_must_be_given(tmp_path: Path) -> None:
     assert config["num_attention_heads"] == 2 and config["attention_head_dim"] == 16
 
 
-def _with(state: dict[str, Any], **tensors: Tensor) -> dict[str, Any]:
-    return {**state, **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
-
-
 def test_members_without_a_class_there_are_refused_by_name(tmp_path: Path) -> None:
     state = released_state(random_net())
     cases = {
-        "action.pt": (_with(state, net__action_embedder_B_D__fc1__weight=torch.ones(8, 4)), "action-conditioned"),
-        "views.pt": (_with(state, net__x_embedder__proj__1__weight=torch.ones(32, 100)), "multiview"),
+        "action.pt": ({**state, "net.action_embedder_B_D.fc1.weight": torch.ones(8, 4)}, "action-conditioned"),
+        "views.pt": ({**state, "net.x_embedder.proj.1.weight": torch.ones(32, 100)}, "multiview"),
         "model-720p-16fps-natten.pt": (state, "NATTEN"),
         "small.pt": (_image_06b(), "0.6B"),
     }
     for name, (content, message) in cases.items():
-        torch.save(content, tmp_path / name)
         with pytest.raises(CheckpointError, match=message):
-            _export(str(tmp_path / name), tmp_path, "diffusers")
+            _export(save(tmp_path, content, name), tmp_path, "diffusers")
 
 
 def _image_06b() -> dict[str, Tensor]:
@@ -183,18 +173,14 @@ def test_what_exists_stays_unless_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_says_what_it_wrote_and_refuses_what_cannot_be(tmp_path: Path) -> None:
-    source = _source(tmp_path)
-    made = _command(source, str(tmp_path / "out.safetensors"), "--dtype", "bf16")
+    source, command = _source(tmp_path), (warm_python(), "-m", "scripts.convert")
+    made = finished(*command, source, tmp_path / "out.safetensors", "--dtype", "bf16")
     assert made.returncode == 0, made.stderr
     assert open_dit(str(tmp_path / "out.safetensors"))["t_embedding_norm.weight"].dtype == torch.bfloat16
-    refused = _command(source, str(tmp_path / "run"), "--to", "dcp", "--dtype", "bf16")
+    refused = finished(*command, source, tmp_path / "run", "--to", "dcp", "--dtype", "bf16")
     assert refused.returncode == 2 and "--dtype" in refused.stderr
-    unclear = _command(source, str(tmp_path / "folder"))
+    unclear = finished(*command, source, tmp_path / "folder")
     assert unclear.returncode == 2 and "--to" in unclear.stderr
-
-
-def _command(*words: str) -> subprocess.CompletedProcess[str]:
-    return finished(warm_python(), "-m", "scripts.convert", *words)
 
 
 def _loaded(path: str) -> Any:
