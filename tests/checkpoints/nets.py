@@ -34,8 +34,11 @@ RANK, ALPHA = 3, 12.0  # of adapters
 
 
 def random_net(seed: int = 0, is_image: bool = False, **changes: Any) -> DiT:
-    """A network in which every weight differs from zero and from every other network's."""
-    net = (DiT if is_image else Video2WorldDiT)(**{**SMALL, **changes})
+    return filled((DiT if is_image else Video2WorldDiT)(**{**SMALL, **changes}), seed)
+
+
+def filled(net: Any, seed: int = 0) -> Any:
+    """The network, in which every weight differs from zero and from those by another seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in net.parameters():

@@ -24,6 +24,7 @@ from cosmos_predict2.checkpoints.networks import open_network
 from cosmos_predict2.checkpoints.verify import stand_in_for_torchvision
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.released import REASON1_ENCODER_DIR, T5, tiny_video2world_path
 from cosmos_predict2.text.t5 import T5Encoder
@@ -34,21 +35,20 @@ from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet, write_standard
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.optim import lora
 from scripts.convert import parser, run
-from tests.checkpoints.nets import SMALL, random_net
+from tests.checkpoints.nets import ALPHA, RANK, SMALL, adapted, filled, parameters_of, save, save_run
 from tests.text.folders import T5_SIZES, original_clip, original_umt5, reason1_folder, t5_folder
 
 SINGLE_FILES = {"pt": ".pt", "safetensors": ".safetensors", "comfyui": ".safetensors", "kohya": ".safetensors"}
 WAN = dict(model_channels=48, num_blocks=2, num_heads=3, ffn_channels=40, crossattn_emb_channels=8)
-NETWORKS: dict[str, dict[str, Any]] = {
-    "Video2World": {},
-    "Text2Image": dict(is_image=True),
-    "Predict2.5": dict(crossattn_proj_in_channels=24),
-    "Wan2.1 T2V": WAN,
-    "Wan2.1 I2V": {**WAN, "in_channels": 36, "image_channels": 12},
-    "tokenizer": {},
-    "actions": {},
+NETWORKS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "Video2World": (Video2WorldDiT, SMALL),
+    "Text2Image": (DiT, SMALL),
+    "Predict2.5": (Video2WorldDiT, {**SMALL, "crossattn_proj_in_channels": 24}),
+    "Wan2.1 T2V": (WanDiT, WAN),
+    "Wan2.1 I2V": (WanDiT, {**WAN, "in_channels": 36, "image_channels": 12}),
+    "tokenizer": (WanVAE, {"config": WanConfig(dim=4)}),
+    "actions": (ChunkActionDiT, {**SMALL, "action_dim": 3, "temporal_compression_ratio": 4}),
 }
 REFUSED = {
     **{(name, "original"): "was released as a single file" for name in NETWORKS if not name.startswith("Wan")},
@@ -56,36 +56,20 @@ REFUSED = {
 }
 
 
-def _random(net: nn.Module, seed: int = 1) -> nn.Module:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in net.parameters():
-        parameter.data.normal_(0, 0.2, generator=generator)
-    return net
-
-
 def _network(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """A network with random weights, and the arguments that its run records."""
-    arguments = {key: value for key, value in NETWORKS[name].items() if key != "is_image"}
-    if name == "tokenizer":
-        return _random(WanVAE(WanConfig(dim=4))), {}
-    if name.startswith("Wan"):
-        return _random(WanDiT(**arguments)), {"_target_": name_of(WanDiT), **arguments}
-    if name == "actions":
-        actions: dict[str, Any] = {**SMALL, "action_dim": 3, "temporal_compression_ratio": 4}
-        return _random(ChunkActionDiT(**actions)), {"_target_": name_of(ChunkActionDiT), **actions}
-    net = random_net(seed=1, **NETWORKS[name])
-    return net, {"_target_": name_of(type(net)), **SMALL, **arguments}
+    cls, arguments = NETWORKS[name]
+    return filled(cls(**arguments), seed=1), {"_target_": name_of(cls), **arguments}
 
 
 def _source(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> str:
     """The newest checkpoint of a run, or the tokenizer's file."""
     net, arguments = _network(name)
-    prefix = "" if name == "tokenizer" else "net."
-    torch.save({f"{prefix}{key}": p.detach().to(dtype) for key, p in net.named_parameters()}, folder / "source.pt")
-    if arguments:
-        recorded = {"model": {"config": {"pipe_config": {"net": arguments}}}}
-        (folder / "config.yaml").write_text(yaml.safe_dump(recorded))
-    return str(folder / "source.pt")
+    if name == "tokenizer":
+        return save(folder, {key: p.to(dtype) for key, p in parameters_of(net).items()}, "source.pt")
+    recorded = {"model": {"config": {"pipe_config": {"net": arguments}}}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(recorded))
+    return save(folder, {f"net.{key}": p.to(dtype) for key, p in parameters_of(net).items()}, "source.pt")
 
 
 def _to(form: str, source: str, folder: Path, **options: Any) -> str:
@@ -125,19 +109,14 @@ def test_each_pair_of_forms_is_exact(name: str, first: str, tmp_path: Path) -> N
 # Adapters alone -------------------------------------------------------------------------------------------------------
 
 TARGETS = {"Video2World": "q_proj,mlp.layer1", "Wan2.1 I2V": "q,k_img,ffn.2"}
-RANK, ALPHA = 3, 12.0
 
 
 def _adapted(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> str:
     """The run of a network with adapters beside its weights."""
     net, arguments = _network(name)
-    lora.init_adapters(lora.inject(net, RANK, ALPHA, TARGETS[name]), seed=4, init=False)
-    folder.mkdir(exist_ok=True)
-    torch.save({f"net.{key}": tensor.to(dtype) for key, tensor in net.state_dict().items()}, folder / "run.pt")
-    config = {"lora_alpha": ALPHA, "lora_target_modules": TARGETS[name], "pipe_config": {"net": arguments}}
-    config["model_manager_config"] = {"dit_path": "base.pt"}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": config}}))
-    return str(folder / "run.pt")
+    recorded = dict(pipe_config={"net": arguments}, model_manager_config={"dit_path": "base.pt"})
+    net = adapted(net, TARGETS[name]).to(dtype)
+    return save_run(folder, net, lora_alpha=ALPHA, lora_target_modules=TARGETS[name], **recorded)
 
 
 def _assert_same_adapter(found: Adapter, expected: Adapter) -> None:
@@ -308,7 +287,7 @@ def _parts(name: str, folder: Path) -> str:
     places = {"Predict2.5": "tokenizer.pth", "Wan2.1 T2V": "Wan2.1_VAE.pth", "Wan2.1 I2V": "Wan2.1_VAE.pth"}
     vae = folder / "here" / places.get(name, "tokenizer/tokenizer.pth")
     vae.parent.mkdir(exist_ok=True)
-    torch.save(_random(WanVAE(WanConfig(dim=4)), seed=2).state_dict(), vae)
+    torch.save(filled(WanVAE(WanConfig(dim=4)), seed=2).state_dict(), vae)
     if name == "Predict2.5":
         reason1_folder(folder / "here" / REASON1_ENCODER_DIR)
     elif name.startswith("Wan"):

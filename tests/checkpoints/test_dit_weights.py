@@ -29,6 +29,7 @@ from tests.checkpoints.nets import (
     adapted,
     assert_same_parameters,
     call,
+    filled,
     parameters_of,
     random_net,
     released_state,
@@ -296,12 +297,7 @@ NETS: dict[str, tuple[type[ActionDiT], dict[str, Any]]] = {
 
 
 def action_net(cls: type[ActionDiT] = FlatActionDiT, seed: int = 0, **changes: Any) -> ActionDiT:
-    net = cls(**{**SMALL, **(FLAT if cls is FlatActionDiT else CHUNK), **changes})
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.normal_(0, 0.2, generator=generator)
-    return net.eval()
+    return filled(cls(**{**SMALL, **(FLAT if cls is FlatActionDiT else CHUNK), **changes}), seed)
 
 
 @pytest.mark.parametrize("kind", NETS)
