@@ -26,17 +26,22 @@ from cosmos_predict2.rl.rewards.service.settings import (
 )
 from cosmos_predict2.rl.rewards.verifiable import Agreement
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from imaginaire import command_line
 from imaginaire.config.registry import load_toml
 from imaginaire.errors import ConfigError
 from scripts import reward_service
+from tests.programs import call
 from tests.rl.rewards.doubles import ROOT, Pixels, body, mean
 
 TINY = DecodeSettings(model_path="tiny")
 
 
-def scorer(function: Any, max_clips: int = 8) -> Scorer:
-    return Scorer("x", function, lambda: build_decoder(TINY, "cpu"), max_clips)
+def scored(function: Any, *bodies: bytes, max_clips: int = 8) -> list[Any]:
+    return Scorer("x", function, lambda: build_decoder(TINY, "cpu"), max_clips).score(bodies)
+
+
+def request(latents: Tensor, fps: float = 16.0, **context: Any) -> bytes:
+    prompts = [str(k) for k in range(len(latents))]
+    return wire.encode(Clips(latents, None, prompts, fps), {"x": 1.0}, media="latent", context=context)
 
 
 def test_requests_of_one_form_are_scored_together_and_others_apart() -> None:
@@ -48,14 +53,9 @@ def test_requests_of_one_form_are_scored_together_and_others_apart() -> None:
         return mean(clips, context)
 
     bodies = [body("a", "b"), body("c", value=2.0), request(torch.ones(1, 16, 2, 4, 4)), body("d", "e", "f")]
-    found = scorer(counting, max_clips=4).score(bodies)
+    found = scored(counting, *bodies, max_clips=4)
     assert sizes == [4, 2, 1]
-    assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[1.0, 1.0], [2.0], [1.0], [1.0] * 3]
-
-
-def request(latents: Tensor, fps: float = 16.0, **context: Any) -> bytes:
-    prompts = [str(k) for k in range(len(latents))]
-    return wire.encode(Clips(latents, None, prompts, fps), {"x": 1.0}, media="latent", context=context)
+    assert [one["scores"]["x"] for one in found] == [[1.0, 1.0], [2.0], [1.0], [1.0] * 3]
 
 
 ONE, TWO = torch.ones(1, 16, 1, 2, 2), torch.ones(1, 2)
@@ -84,9 +84,9 @@ def test_clips_of_several_forms_are_scored_apart(name: str) -> None:
         seen.append((look(clips, context), len(clips.prompts)))
         return torch.full((len(clips.prompts),), float(len(seen)))
 
-    found = scorer(noted).score([*bodies, bodies[0]])
+    found = scored(noted, *bodies, bodies[0])
     assert seen == [(wanted[0], 2), (wanted[1], 1)]
-    assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[1.0], [2.0], [1.0]]
+    assert [one["scores"]["x"] for one in found] == [[1.0], [2.0], [1.0]]
 
 
 def test_each_clip_has_its_own_rate_context_and_conditioning_frames() -> None:
@@ -96,18 +96,15 @@ def test_each_clip_has_its_own_rate_context_and_conditioning_frames() -> None:
         numbers = context["num_conditional_frames"]
         return dict(value=context["actions"][:, 0], goal=context["goal"], word=context["word"], fps=rates, n=numbers)
 
-    clips = Clips(torch.ones(3, 16, 1, 2, 2), None, ["a", "b", "c"], 16.0)
+    latents = torch.ones(3, 16, 1, 2, 2)
     context = {"actions": torch.arange(6.0).reshape(3, 2), "goal": [1, 2.5, 3], "word": ["u", "v", "w"]}
-    data = wire.encode(clips, {"x": 1.0}, media="latent", context=context)
     rates = b'[{"video_fps": 8}, {}, {"fps": 8}]'
+    data = request(latents, **context)
     data = data.replace(b'[{"video_fps": 16.0}, {"video_fps": 16.0}, {"video_fps": 16.0}]', rates)
-    (found,) = scorer(told).score([data])
-    assert isinstance(found, dict), found
+    found, given = scored(told, data, request(latents, **context, num_conditional_frames=[0, 2, 3]))
     columns = dict(x=[0.0, 2.0, 4.0], goal=[1.0, 2.5, 3.0], word=["u", "v", "w"], fps=[8.0, 16.0, 8.0], n=[1, 1, 1])
     assert found["scores"] == columns
-    given = wire.encode(clips, {"x": 1.0}, media="latent", context={**context, "num_conditional_frames": [0, 2, 3]})
-    (found,) = scorer(told).score([given])
-    assert isinstance(found, dict) and found["scores"]["n"] == [0, 2, 3]
+    assert given["scores"]["n"] == [0, 2, 3]
 
 
 def test_a_result_says_what_was_scored_and_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +112,7 @@ def test_a_result_says_what_was_scored_and_how_long_it_took(monkeypatch: pytest.
     monkeypatch.setattr(scoring, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     video = torch.arange(2 * 3 * 1 * 4 * 4).reshape(2, 3, 1, 4, 4).to(torch.uint8)
     data = [wire.encode(Clips(None, clip[None], ["a"], 8.0), {"x": 1.0}, media="video") for clip in video]
-    found = scorer(Pixels()).score(data)
-    assert found[1] == {
+    assert scored(Pixels(), *data)[1] == {
         "status": "done",
         "scores": {"x": [71.5]},
         "valid": [True],
@@ -145,10 +141,8 @@ def test_pixels_are_rounded_and_never_wrap() -> None:
 def test_what_is_no_number_is_invalid_wherever_it_is() -> None:
     broken = torch.ones(3, 16, 1, 2, 2)
     broken[0, 3, 0, 1, 1] = float("nan")
-    data = wire.encode(Clips(broken, None, ["a", "b", "c"], 16.0), {"x": 1.0}, media="latent")
     said = {"value": torch.tensor([1.0, 2.0, -float("inf")]), "prediction": ["Good", "Good", "Bad"]}
-    (found,) = scorer(lambda clips, context: said).score([data])
-    assert isinstance(found, dict)
+    (found,) = scored(lambda clips, context: said, request(broken))
     assert found["scores"] == {"x": [None, 2.0, None], "prediction": [None, "Good", None]}
     assert found["valid"] == [False, True, False]
 
@@ -161,48 +155,40 @@ def test_a_worker_does_not_outlive_its_gpu(number: int) -> None:
         raise RuntimeError("CUDA error: an illegal memory access")
 
     with pytest.raises(SystemExit, match="illegal"):
-        scorer(lost).score([body("a")] * number)
-    assert "out of memory" in str(scorer(lost).score([body("full")])[0])
+        scored(lost, *[body("a")] * number)
+    assert "out of memory" in str(scored(lost, body("full"))[0])
 
 
 def test_a_faulty_request_fails_alone() -> None:
-    found = scorer(mean).score([body("a"), b"nonsense", body("raise"), body("b", "c")])
+    found = scored(mean, body("a"), b"nonsense", body("raise"), body("b", "c"))
     assert [isinstance(one, Exception) for one in found] == [False, True, True, False]
 
 
 def test_a_score_that_does_not_fit_the_clips_is_a_failure() -> None:
     for wrong in (lambda clips, context: torch.ones(3), lambda clips, context: {"part": torch.ones(1)}):
-        assert isinstance(scorer(wrong).score([body("a")])[0], Exception)
+        assert isinstance(scored(wrong, body("a"))[0], Exception)
 
 
 def test_latents_are_decoded_where_pixels_are_needed() -> None:
     tokenizer = TinyTokenizer()
-    video = torch.rand(1, 3, 5, 16, 24) * 2 - 1
-    latents = tokenizer.encode(video)
+    latents = tokenizer.encode(torch.rand(1, 3, 5, 16, 24) * 2 - 1)
     expected = ((tokenizer.decode(latents).clamp(-1, 1) + 1) * 127.5).round()
-    data = wire.encode(Clips(latents, None, ["a"], 16.0), {"x": 1.0}, media="latent")
-    (found,) = scorer(Pixels()).score([data])
-    assert isinstance(found, dict)
+    (found,) = scored(Pixels(), request(latents))
     assert found["scores"]["x"][0] == pytest.approx(float(expected.mean()), abs=1e-3)
-    (seen,) = scorer(mean).score([data])
-    assert isinstance(seen, dict) and seen["decoded_duration"] == "N/A"
+    assert scored(mean, request(latents))[0]["decoded_duration"] == "N/A"
 
 
 def test_the_true_future_travels_as_latents_or_as_video() -> None:
     tokenizer = TinyTokenizer()
     latents = tokenizer.encode(torch.rand(2, 3, 9, 16, 24) * 2 - 1)
-    clips = Clips(latents, None, ["a", "b"], 16.0)
-    true = latents.roll(1, 0)
-    numbers = torch.tensor([1, 1])
+    true, numbers = latents.roll(1, 0), torch.tensor([1, 1])
     pixels = ((tokenizer.decode(true).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     found = []
     for context in ({"true_latents": true}, {"true_video": pixels}, {"true_video": pixels, "true_latents": latents}):
-        data = wire.encode(clips, {"x": 1.0}, media="latent", context={**context, "num_conditional_frames": numbers})
-        found += scorer(Agreement()).score([data])
-    assert isinstance(found[0], dict) and isinstance(found[1], dict) and isinstance(found[2], dict)
+        found += scored(Agreement(), request(latents, **context, num_conditional_frames=numbers))
     assert found[0]["scores"] == found[1]["scores"] == found[2]["scores"]  # of a video that came, latents do not matter
     assert found[0]["valid"] == [True, True]
-    assert isinstance(scorer(Agreement()).score([wire.encode(clips, {"x": 1.0}, media="latent")])[0], Exception)
+    assert isinstance(scored(Agreement(), request(latents))[0], Exception)
 
 
 def test_without_a_decoder_the_cure_is_named() -> None:
@@ -329,5 +315,5 @@ def test_wrong_settings_are_named(
     monkeypatch.delenv("WFM_REWARD_TOKEN", raising=False)
     arguments = ["--config", str(tmp_path / "service.toml"), *arguments]
     (tmp_path / "service.toml").write_text(text)
-    assert command_line.main(reward_service.parser, reward_service.run, arguments) == 2
+    assert call(reward_service, *arguments) == 2
     assert named in capsys.readouterr().err
