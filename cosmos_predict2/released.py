@@ -255,11 +255,11 @@ def get_predict25_empty_text(*, root: str | None = None) -> str:
 def get_tokenizer_checkpoint(*, model_size: str = "2B", root: str | None = None) -> str:
     """The video tokenizer: the same file in every repository, so the first place that has it counts."""
     _one_of("model_size", model_size, VIDEO_SIZES)
-    first = _below(root, f"nvidia/Cosmos-Predict2-{model_size}-Video2World", "tokenizer/tokenizer.pth")
-    other = [f"nvidia/Cosmos-Predict2-{size}-Video2World/tokenizer/tokenizer.pth" for size in VIDEO_SIZES]
-    other += [f"nvidia/Cosmos-Predict2-{size}-Text2Image/tokenizer/tokenizer.pth" for size in SIZES]
-    other += [f"{_P25_2B}/tokenizer.pth", f"{_P25_14B}/tokenizer.pth"]
-    return next((path for path in [first, *(_below(root, name) for name in other)] if storage.exists(path)), first)
+    folders = [MODEL_TYPES["video2world"].repository(size) for size in (model_size, *VIDEO_SIZES)]
+    folders += [MODEL_TYPES["text2image"].repository(size) for size in SIZES]
+    files = [*(f"{folder}/tokenizer/tokenizer.pth" for folder in folders), f"{_P25_2B}/tokenizer.pth"]
+    paths = [_below(root, file) for file in [*files, f"{_P25_14B}/tokenizer.pth"]]
+    return next(filter(storage.exists, paths), paths[0])
 
 
 def get_t5_model_dir(*, root: str | None = None) -> str:

@@ -70,28 +70,24 @@ def test_a_broken_file_is_reported(tmp_path: Path) -> None:
         dataset_statistics([])
 
 
-def test_statistics_become_a_transform_that_does_the_same(tmp_path: Path) -> None:
+def test_statistics_and_their_file_become_a_transform_that_does_the_same(tmp_path: Path) -> None:
     rows = numpy.random.RandomState(0).uniform(-2, 3, (50, 4))
     rows[:, 2] = 0.7  # never changes
-    columns = column_statistics(rows, mask=[True, True, True, False])
+    statistics = dataset_statistics([rows[:20], rows[20:]], proprio=[rows[:, :2]], mask=[True, True, True, False])
+    columns = statistics.action
     transform = unit_transform(columns)
     assert numpy.allclose(transform.apply(rows), columns.to_unit(rows), atol=1e-12)
     again = ActionTransform.from_json(transform.to_json())
     assert again == transform and again.stats == columns.to_dict()
     assert ActionTransform.from_dict({**transform.to_dict(), "stats": None}) == transform, "stats are a note"
 
-
-def test_a_data_set_may_name_the_file_of_statistics(tmp_path: Path) -> None:
-    rows = numpy.random.RandomState(0).uniform(-2, 3, (50, 4))
-    statistics = dataset_statistics([rows[:20], rows[20:]], proprio=[rows[:, :2]], mask=[True, True, True, False])
     assert (statistics.num_transitions, statistics.num_trajectories) == (50, 2)
-    assert numpy.allclose(statistics.action.q99, numpy.quantile(rows, 0.99, axis=0))
+    assert numpy.allclose(columns.q99, numpy.quantile(rows, 0.99, axis=0))
     for name in (None, "mine"):
         path = tmp_path / f"{name}.json"
         write_statistics(path, statistics, name)
         assert read_statistics(path).to_dict() == statistics.to_dict()
-        found = transform_of({"kind": "controller", "statistics": str(path)})
-        assert found == unit_transform(statistics.action)
+        assert transform_of({"kind": "controller", "statistics": str(path)}) == transform
     with pytest.raises(ConfigError, match="'scale'"):
         transform_of({"statistics": str(path), "scale": [1.0]})
 

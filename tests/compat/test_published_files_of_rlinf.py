@@ -80,16 +80,7 @@ def test_what_is_not_here_is_said_before_any_field(name: str, told: str, today: 
 
 def test_the_experiments_that_are_named_instead_exist() -> None:
     known = policy_simulators.EXPERIMENTS
-    suites = (
-        "libero_spatial",
-        "libero_object",
-        "libero_goal",
-        "libero_10",
-        "libero_90",
-        "libero_130",
-        "push_puck",
-        None,
-    )
+    suites = (*(f"libero_{name}" for name in ("spatial", "object", "goal", "10", "90", "130")), "push_puck", None)
     policies = ("openvla", "openvla_oft", "openpi", "toy", "gr00t", None)
     for kind, suite, policy in product(("libero", "behavior", "opensora_wm", "wan_wm"), suites, policies):
         fields = {"env.train.env_type": kind, "env.train.task_suite_name": suite, "actor.model.model_type": policy}

@@ -291,10 +291,8 @@ def test_moves_are_summed_and_targets_are_told_by_the_state() -> None:
 @pytest.mark.parametrize("offset", [3.0, -200.0])
 def test_targets_apart_from_zero_need_no_state(offset: float) -> None:
     actions, _ = _recordings()
-    assert moving_numbers([numpy.concatenate([rows[:, :2], offset + rows[:, 4:]], axis=1) for rows in actions]) == [
-        0,
-        1,
-    ]
+    apart = [numpy.concatenate([rows[:, :2], offset + rows[:, 4:]], axis=1) for rows in actions]
+    assert moving_numbers(apart) == [0, 1]
 
 
 def test_a_driver_that_is_often_at_its_limit_is_no_switch() -> None:

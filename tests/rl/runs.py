@@ -18,6 +18,7 @@ SHORT = [
     *(f"{RL}.num_rollout=2", f"{RL}.rollout_batch=2", f"{RL}.sample_steps=3"),
 ]
 STEPS = [f"{RL}.train_on=[0,-1]", "trainer.grad_accum_iter=4"]  # two batches of two samples, two steps
+LORA = ["model.config.train_architecture=lora", "model.config.lora_rank=4", "model.config.lora_alpha=4"]
 LEVELS = [f"{RL}.num_timesteps=2", "trainer.grad_accum_iter=4"]
 
 

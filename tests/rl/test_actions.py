@@ -152,13 +152,14 @@ def test_a_run_by_rewards_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
     assert losses(whole, NAME) == losses(parts, NAME)
 
 
-def test_groups_that_are_no_minibatch_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"own_frames\.minibatch: 1, but dataloader_train\.batch_size=2"):
-        train(tmp_path, [*options("nft"), f"{OWN}.minibatch=1"], config=CONFIG)
+WRONG = {
+    f"{OWN}.minibatch=1": r"own_frames\.minibatch: 1, but dataloader_train\.batch_size=2",
+    # The second latent frame would be the true one, behind an imagined first one.
+    f"{RL}.max_num_conditional_frames=2": r"rl\.max_num_conditional_frames: 2, but a history hands on 1 .*Set it to 1",
+}
 
 
-def test_a_number_of_conditioning_frames_that_no_history_has_is_refused(tmp_path: Path) -> None:
-    """The second latent frame would be the true one, behind an imagined first one."""
-    found = r"rl\.max_num_conditional_frames: 2, but a history hands on 1 .*Set it to 1"
-    with pytest.raises(UserError, match=found):
-        train(tmp_path, [*options("nft"), "model.config.rl.max_num_conditional_frames=2"], config=CONFIG)
+@pytest.mark.parametrize("override", WRONG)
+def test_groups_and_conditioning_frames_that_no_history_has_are_refused(override: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=WRONG[override]):
+        train(tmp_path, [*options("nft"), override], config=CONFIG)

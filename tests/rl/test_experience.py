@@ -22,11 +22,10 @@ from cosmos_predict2.rl.clips.rollout import (
 from cosmos_predict2.rl.config import RLConfig, passes_of
 from cosmos_predict2.rl.learner import WeightCopy
 from imaginaire.data.stream import POSITION_KEY
-from tests.rl.runs import NAME, RL, rl_options, run
+from tests.rl.runs import LORA, NAME, RL, rl_options, run
 from tests.training import run_dir
 
 REFERENCE = [f"{RL}.kl_beta=0.1", "optimizer.lr=1e-2"]
-LORA = ["model.config.train_architecture=lora", "model.config.lora_rank=4", "model.config.lora_alpha=4"]
 
 
 @pytest.mark.slow

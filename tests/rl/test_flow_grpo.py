@@ -36,11 +36,10 @@ from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext
 from tests.multiprocess import run_distributed
-from tests.rl.runs import CONFIG, NAME, RL, rl_options, run
+from tests.rl.runs import CONFIG, LORA, NAME, RL, rl_options, run
 from tests.training import difference, saved, states, steps, train
 
 FLOW_GRPO, DDRL, NFT = "tiny_flow_grpo_toy_world", "tiny_ddrl_toy_world", "tiny_nft_toy_world"
-LORA = ["model.config.train_architecture=lora", "model.config.lora_rank=4", "model.config.lora_alpha=4"]
 TWICE = [f"{RL}.updates=2", f"{RL}.minibatches=2", "trainer.grad_accum_iter=2"]  # four updates of one experience
 PREDICT2P5 = [
     "model=predict2p5_video2world_rl_tiny",
@@ -207,7 +206,6 @@ def test_rewards_compare_with_the_part_of_the_clip_that_was_generated(
     assert records[0]["train/agreement_valid_rate"] == 1
 
 
-EXPERIMENT = "tiny_flow_grpo_toy_world"
 TEXT = (
     "model.config.text.encoder={_target_: cosmos_predict2.text.bytes_encoder.BytesEncoder, num_tokens: 64, width: 64}"
 )

@@ -74,8 +74,8 @@ def predict2p5(model_size: str, network: str) -> dict[str, Any]:
     )
 
 
-def models() -> dict[str, Any]:
-    return {
+def register() -> None:
+    models = {
         "predict2_v2w_2b_action_conditioned_fsdp": partial(predict2, "2B", "flat"),
         "predict2_v2w_2b_action_chunk_conditioned_fsdp": partial(predict2, "2B", "chunk"),
         "predict2_v2w_tiny_action_conditioned": partial(predict2, "tiny", "chunk"),
@@ -86,16 +86,10 @@ def models() -> dict[str, Any]:
         "predict2p5_v2w_tiny_action_conditioned": partial(predict2p5, "tiny", "chunk"),
     }
 
-
-def nets() -> dict[str, Any]:
-    """Networks by their published names, for another one than the model's."""
     numbers = NETWORKS["2B Predict2.5"]
-    return {
+    nets = {  # by their published names, for another one than the model's
         "cosmos_v1_2B_action_conditioned": partial(network_node, "flat", 7, numbers),
         "cosmos_v1_2B_action_chunk_conditioned": partial(network_node, "chunk", 7, numbers),
     }
-
-
-def register() -> None:
-    register_group("model", models(), package="_global_")
-    register_group("net", nets(), package="model.config.pipe_config.net")
+    register_group("model", models, package="_global_")
+    register_group("net", nets, package="model.config.pipe_config.net")
