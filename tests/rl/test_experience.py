@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rollout leaves to train on what it did: its noise, its levels, its true clips; and what a loss adds up."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from cosmos_predict2.rl.clips.rollout import (
     RowDraws,
     joined,
     mapped,
-    order,
     roll_out,
 )
 from cosmos_predict2.rl.config import RLConfig, passes_of
@@ -85,17 +83,6 @@ def _normal(seed: int = 0, position: int = 3, member: int = 0, purpose: str = "s
 def test_noise_follows_from_seed_place_member_and_purpose(change: dict[str, Any]) -> None:
     assert torch.equal(_normal(), _normal())
     assert not torch.equal(_normal(), _normal(**change))
-
-
-def test_every_update_has_each_of_its_samples_at_every_step_once() -> None:
-    chunks = [slice(i, i + 2) for i in (0, 2, 4, 6)]
-    updates = order(chunks, 2, [1, 4], 3, lambda steps, update: steps[:: 1 - 2 * (update % 2)])
-    assert len(updates) == 6
-    for number, pairs in enumerate(updates):
-        found = Counter((i, k) for rows, k in pairs for i in range(rows.start, rows.stop))
-        part = range(4) if number % 2 == 0 else range(4, 8)
-        assert found == Counter((i, k) for i in part for k in (1, 4))
-        assert pairs[0][1] == (1 if number % 2 == 0 else 4)
 
 
 def test_a_copy_follows_by_its_decay_and_gives_the_own_weights_back() -> None:

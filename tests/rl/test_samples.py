@@ -2,6 +2,7 @@
 """Samples of clips keep what is theirs: when groups are chosen and joined, in micro-batches, for the data term; and
 scores of groups that several ranks share come back to the clips they are of."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -113,12 +114,20 @@ def parts_of(found: Rollout, **options: Any) -> list[MicroBatch]:
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_micro_batches_have_the_parts_of_their_own_clips(is_same: bool) -> None:
-    """In 3 updates of 3 minibatches, each of which has 4 clips at 2 steps, in batches of two."""
+    """In 3 updates of 3 minibatches, each of which has 4 clips at 2 steps once, in batches of two and in any order."""
     found = groups(rollout(0), 2, 0).with_others([rollout(3), rollout(6, 1)])
     options = dict(data_beta=1.0, use_rl_sigma_and_noise=is_same)
     parts, drawn = parts_of(found, updates=3, minibatches=3, **options), []
     assert [part.is_before_update for part in parts] == [True] * 4 + [False] * 32
     assert [bool(part.facts) for part in parts] == [True] + [False] * 35
+    orders = set()
+    for update in range(9):
+        own = parts[4 * update : 4 * update + 4]
+        clips = clips_of(found)[update % 3 * 4 :][:4]
+        pairs = Counter((clip, part.kept.k) for part in own for clip in part.advantage_B.tolist() if part.kept)
+        assert pairs == Counter((clip, k) for clip in clips for k in (0, 2))
+        orders.add(tuple(part.kept.k for part in own if part.kept))
+    assert len(orders) > 1
     for part in parts:
         assert part.kept is not None and part.data is not None and part.unconditional is not None
         for i, clip in enumerate(part.advantage_B.tolist()):
@@ -138,7 +147,7 @@ def test_micro_batches_have_the_parts_of_their_own_clips(is_same: bool) -> None:
 def test_the_order_of_steps_is_that_of_the_update_and_of_the_experience() -> None:
     def order(seed: int, position: int, update: int) -> list[int]:
         draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, range(2))
-        return draws.shuffled(list(range(20)), update)
+        return draws.permutation(20, f"order{update}")
 
     orders = [order(seed, position, update) for seed in (0, 1) for position in (3, 9) for update in (0, 1)]
     assert all(sorted(one) == list(range(20)) for one in orders) and order(0, 3, 1) == orders[1]

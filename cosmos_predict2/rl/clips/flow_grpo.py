@@ -30,13 +30,12 @@ from cosmos_predict2.rl.clips.rollout import (
     chain_path,
     check_chain,
     judge,
-    order,
     roll_out,
 )
 from cosmos_predict2.rl.clips.scoring import ClipRewards, Groups, check_data
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, check_steps, passes_of, rl_of
 from cosmos_predict2.rl.interfaces import Clips, Ticket
-from cosmos_predict2.rl.learner import Experience, Facts, RLModel, joined, rows_of
+from cosmos_predict2.rl.learner import Experience, Facts, RLModel, joined, mapped, rows_of
 from cosmos_predict2.rl.objectives import SMALLEST_TIME
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, objective_of
@@ -312,15 +311,23 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         return [slice(start, start + size) for start in range(0, num_samples, size)]
 
     def _kept_at(self, samples: Samples) -> Samples:
-        return samples.on_host() if self.rl.offload_trajectories else samples
+        """The samples with what is kept of the trained steps or levels where it waits, such as the host's memory."""
+        if not self.rl.offload_trajectories:
+            return samples
+        return replace(samples, kept=mapped(samples.kept, Tensor.cpu), forwards=mapped(samples.forwards, Tensor.cpu))
 
     # --- the order of training
 
     def minibatches(self, experience: Experience, batch: Mapping[str, Any]) -> tuple[int, Iterator[MicroBatch]]:
         rl, samples, advantage_B = self.rl, experience.record.samples, experience.advantage_G_M.flatten()
-        steps = list(samples.kept) if rl.is_ratio else list(samples.forwards)
-        shuffled = experience.record.draws.shuffled
-        parts = order(self._chunks(len(samples)), rl.minibatches, steps, rl.updates, shuffled)
+        steps, draws = list(samples.kept) if rl.is_ratio else list(samples.forwards), experience.record.draws
+        chunks = self._chunks(len(samples))  # as they were rolled out: the network computes the very same numbers
+        size = len(chunks) // rl.minibatches
+        parts = []  # the micro-batches of each update: of its part of the samples all steps
+        for i in range(rl.updates * rl.minibatches):
+            first = i % rl.minibatches * size
+            shuffled = [steps[j] for j in draws.permutation(len(steps), f"order{i}")]
+            parts.append([(rows, k) for k in shuffled for rows in chunks[first : first + size]])
         is_taught = [rl.teaches_without_advantage or any(advantage_B[rows].any() for rows, _ in part) for part in parts]
         teaches = distributed.all_reduce_(torch.tensor(is_taught).float(), "max") > 0  # of each update, on any rank
         facts = experience.facts | (experience.group_facts if rl.max_rollouts > 1 else {})

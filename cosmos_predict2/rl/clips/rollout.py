@@ -122,10 +122,6 @@ class Samples:
         kept, of = mapped(self, lambda tensor: tensor[rows.to(tensor.device)]), self.conditions
         return replace(kept, conditions=Conditions(of.condition, of.unconditional, of.rows_B[rows]))
 
-    def on_host(self) -> "Samples":
-        """The same with what is kept of the trained steps or levels in the host's memory."""
-        return replace(self, kept=mapped(self.kept, Tensor.cpu), forwards=mapped(self.forwards, Tensor.cpu))
-
 
 class RowDraws:
     """Draws of a rollout: each follows from the run's seed, the condition's place in the stream and the member."""
@@ -174,10 +170,6 @@ class RowDraws:
         generator = random.generator(self.seed, self.first, f"rl/{purpose}")
         return torch.randperm(count, generator=generator).tolist()  # type: ignore[no-any-return]
 
-    def shuffled(self, steps: list[int], update: int) -> list[int]:
-        """The steps in the order of one update."""
-        return [steps[i] for i in self.permutation(len(steps), f"order{update}")]
-
 
 @dataclass(frozen=True)
 class Rollout:
@@ -208,23 +200,6 @@ class Rollout:
         samples = replace(joined([part.samples for part in parts]), conditions=Conditions(condition, other, draws.rows))
         latents = torch.cat([part.true_latents for part in parts])
         return Rollout(samples, latents, reduce(Condition.stacked_with, [p.data_condition for p in parts]), draws)
-
-
-def order(
-    chunks: Sequence[slice],
-    minibatches: int,
-    steps: Sequence[int],
-    updates: int,
-    shuffled: Callable[[list[int], int], list[int]],
-) -> list[list[tuple[slice, int]]]:
-    """The micro-batches of each update: of every part of the samples all steps, and that as often as asked.
-
-    ``shuffled(steps, update)`` permutes the steps of a part; samples keep the ``chunks`` in which they were rolled out,
-    so that the network computes the very same numbers.
-    """
-    size = len(chunks) // minibatches
-    parts = [chunks[m * size : (m + 1) * size] for m in range(minibatches)] * updates
-    return [[(chunk, k) for k in shuffled(list(steps), i) for chunk in part] for i, part in enumerate(parts)]
 
 
 LARGEST_DEVIATION = 2.0  # of states from that of their level, as a factor: shipped schedules stay within 1.7
