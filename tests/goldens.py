@@ -426,6 +426,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("case", [(file, key, i) for i in range(len(cases))], ids=ids, indirect=True)
 
 
+def parts_of(metafunc: pytest.Metafunc) -> tuple[Path, dict[str, Any]]:
+    """The folder of a module's area and its meta.json, for a ``pytest_generate_tests`` of its own."""
+    folder = metafunc.config.pluginmanager.get_plugin("golden-session").golden(metafunc.module.AREA).folder
+    meta = folder / "meta.json"
+    return folder, _read(meta) if meta.is_file() else {}
+
+
+def parametrize(metafunc: pytest.Metafunc, values: dict[str, list[str]]) -> None:
+    """One test for each value of an argument that it takes; of none one that runs, and fails on what is not there."""
+    for name in [name for name in values if name in metafunc.fixturenames]:
+        metafunc.parametrize(name, values[name] or ["absent"])
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     """The folder of the test module's AREA."""

@@ -74,7 +74,8 @@ class WanDiT(DiT):
         self.text_channels = crossattn_emb_channels
         self.atten_backend = atten_backend
         self.sac_config = dict(sac_config or {})
-        self.reads_text, self.adaln_lora_dim, self.extra_pos_embedder, self.state_head = True, None, None, None
+        self.reads_text, self.adaln_lora_dim = True, None
+        self.crossattn_proj = self.extra_pos_embedder = self.state_head = None
         self.max_size = (MAX_POSITIONS, MAX_POSITIONS, MAX_POSITIONS)
 
         width = model_channels
@@ -177,13 +178,7 @@ class WanDiT(DiT):
         return velocity_B_C_T_H_W
 
     def _text(self, crossattn_emb_B_S_E: Tensor | None) -> Tensor:
-        if crossattn_emb_B_S_E is None or crossattn_emb_B_S_E.shape[-1] != self.text_channels:
-            found = None if crossattn_emb_B_S_E is None else crossattn_emb_B_S_E.shape[-1]
-            raise ValueError(
-                f"The text is {found} wide, the network expects {self.text_channels}: use the text encoder that it was"
-                " trained with."
-            )
-        text_B_S_D: Tensor = self.text_embedding(crossattn_emb_B_S_E.to(self.dtype))
+        text_B_S_D: Tensor = self.text_embedding(super()._text(crossattn_emb_B_S_E))
         return text_B_S_D
 
     def _image(self, image_B_S_E: Tensor | None) -> Tensor | None:

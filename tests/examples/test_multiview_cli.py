@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/multiview.py: frames and texts of several views become their videos, side by side."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from cosmos_predict2.released import tiny_multiview_path
 from cosmos_predict2.world_model.options import VideoForm, VideoModel
 from examples import multiview, video2world
 from imaginaire.errors import ConfigError, DataError
+from tests.examples.records import frames_of
 from tests.programs import exit_code
 
 TINY = ["--model_size", "tiny", "--num_steps", "2", "--disable_guardrail"]
@@ -37,9 +37,8 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def frames_of(path: Path, flags: list[str]) -> str:
-    assert multiview.main([*TINY, *PROMPT, *flags, "--save_path", str(path)]) == 0
-    return str(json.loads(path.with_suffix(".json").read_text())["frames_sha256"])
+def made(path: Path, flags: list[str]) -> str:
+    return frames_of(path, multiview.main, *TINY, *PROMPT, *flags)
 
 
 def test_one_file_and_a_file_for_each_view_are_the_same_input(clips: Path, tmp_path: Path) -> None:
@@ -52,10 +51,10 @@ def test_one_file_and_a_file_for_each_view_are_the_same_input(clips: Path, tmp_p
     with pytest.raises(DataError, match="frames of each view, but 99 from frame"):
         pipe.read(str(clips / "in_time.mp4"), 99, (48, 48))
     pictures = f"{clips / 'view0.png'}+{clips / 'view1.png'}"
-    made = [frames_of(tmp_path / "a.mp4", ["--input_path", path]) for path in (str(clips / "in_time.mp4"), pictures)]
+    shas = [made(tmp_path / "a.mp4", ["--input_path", path]) for path in (str(clips / "in_time.mp4"), pictures)]
     assert media.read_video(tmp_path / "a.mp4")[0].shape == (3, 13, 48, 96)
-    made += [frames_of(tmp_path / "b.mp4", ["--input_path", each, "--num_conditional_frames", "5"])]
-    assert len({*made, frames_of(tmp_path / "c.mp4", ["--num_conditional_frames", "0"])}) == 4
+    shas += [made(tmp_path / "b.mp4", ["--input_path", each, "--num_conditional_frames", "5"])]
+    assert len({*shas, made(tmp_path / "c.mp4", ["--num_conditional_frames", "0"])}) == 4
 
 
 def _pipe(**net: Any) -> MultiviewPipeline:
@@ -75,8 +74,8 @@ def test_a_prompt_is_the_first_views_or_a_line_for_each_or_embeddings(tmp_path: 
     torch.save(text[None], tmp_path / "text.pt")
     none = ["--num_conditional_frames", "0"]
     given = {name: ["--prompt", str(tmp_path / name)] for name in ("lines.txt", "both.txt", "text.pt")}
-    found = {name: frames_of(tmp_path / f"{name}.mp4", [*none, *flags]) for name, flags in given.items()}
-    assert found["lines.txt"] == found["text.pt"] == frames_of(tmp_path / "plain.mp4", none)
+    found = {name: made(tmp_path / f"{name}.mp4", [*none, *flags]) for name, flags in given.items()}
+    assert found["lines.txt"] == found["text.pt"] == made(tmp_path / "plain.mp4", none)
     assert found["both.txt"] != found["lines.txt"]
     assert "push the red puck" in (tmp_path / "lines.txt.txt").read_text()
     torch.save(text[None, :127], tmp_path / "odd.pt")
@@ -92,10 +91,10 @@ def test_one_prompt_is_the_front_camera_s() -> None:
 
 def test_weights_that_were_trained_without_a_given_view_say_so(clips: Path, tmp_path: Path, caplog: Any) -> None:
     given = ["--given_view", "0", "--input_path", str(clips / "in_time.mp4"), "--num_conditional_frames", "0"]
-    frames_of(tmp_path / "a.mp4", given)
+    made(tmp_path / "a.mp4", given)
     assert "--given_view 0, but the weights were trained with condition_locations=['first_random_n']" in caplog.text
     caplog.clear()
-    frames_of(tmp_path / "b.mp4", given[4:])
+    made(tmp_path / "b.mp4", given[4:])
     assert "condition_locations" not in caplog.text
 
 

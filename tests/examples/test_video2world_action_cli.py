@@ -23,6 +23,7 @@ from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError
 from tests.checkpoints.nets import SMALL, transform_tensor
 from tests.data import sources_lerobot as made
+from tests.examples.records import frames_of, record_of
 from tests.test_documentation import ROOT
 
 FAST = ["--num_steps", "2", "--device", "cpu"]
@@ -85,7 +86,7 @@ def test_one_chunk_of_a_recording(bridge: Path, toy_weights: str, tmp_path: Path
     flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), "--save_path", str(out)]
     assert main([*flags, *FAST, "--contact_sheet"]) == 0
     assert media.scan_video(out) == media.VideoInfo(num_frames=13, fps=10.0, height=48, width=48)
-    record = json.loads(out.with_suffix(".json").read_text())
+    record = record_of(out)
     assert record["actions"] == "rows of 'toy_actions'" and record["num_frames"] == 13
     assert record["action_transform"]["kind"] == "controller"
     assert (record["solver"], record["dtype"], record["resolution"]) == ("2ab", "float32", "48,48")
@@ -135,7 +136,7 @@ def test_episodes_of_a_lerobot_data_set_are_imagined_beside_their_true_clips(tmp
     both, _ = media.read_video(tmp_path / "out/episode_000000_side_by_side.mp4")
     greys = both[..., :48].float().mean((0, 2, 3)).tolist()
     assert greys == pytest.approx([made.grey(0, k) for k in range(7)], abs=6)
-    record = json.loads(video.with_suffix(".json").read_text())
+    record = record_of(video)
     assert record["episode"] == 2 and record["video"].endswith(".mp4") and 0 < record["psnr"] < 60
     assert "rows of 'action', camera 'observation.images.front'" in record["actions"]
     assert re.search(r"beside the true clips: [\d.]+ dB .*the first picture for all frames: [\d.]+ dB", caplog.text)
@@ -179,14 +180,10 @@ def test_a_bare_file_of_predict2p5_is_sampled_by_flow_times(bridge: Path, tmp_pa
     torch.save(torch.randn(1, 5, 24), tmp_path / "cr1_empty_string_text_embeddings.pt")
     flags = ["--model_size", "tiny", "--dit_path", str(file), "--input_annotation", str(annotation(bridge)), *FAST]
     caplog.set_level("INFO")
-    shas = []
-    for solver in ("unipc", "distilled"):
-        out = tmp_path / f"{solver}.mp4"
-        assert main([*flags, "--solver", solver, "--save_path", str(out)]) == 0
-        shas.append(json.loads(out.with_suffix(".json").read_text())["frames_sha256"])
+    shas = {frames_of(tmp_path / f"{name}.mp4", main, *flags, "--solver", name) for name in ("unipc", "distilled")}
     assert "network: ChunkActionDiT of Predict2.5" in caplog.text
     assert "text: " in caplog.text and "cr1_empty_string_text_embeddings.pt" in caplog.text
-    assert len(set(shas)) == 2
+    assert len(shas) == 2
     (tmp_path / "cr1_empty_string_text_embeddings.pt").unlink()
     assert main([*flags, "--save_path", str(tmp_path / "zeros.mp4")]) == 0
     assert "text: zeros" in caplog.text
@@ -222,15 +219,14 @@ def test_the_record_is_enough_to_repeat_a_video(bridge: Path, tmp_path: Path) ->
     flags = [text for name, value in RECORDED.items() for text in ((f"--{name}", value) if value else (f"--{name}",))]
     flags += ["--input_annotation", str(annotation(bridge)), "--input_video", video]
     assert main(["--dit_path", path, *flags, "--device", "cpu", "--save_path", str(tmp_path / "one.mp4")]) == 0
-    record = json.loads((tmp_path / "one.json").read_text())
+    record = record_of(tmp_path / "one.mp4")
     assert media.probe_video(tmp_path / "one.mp4").fps == record["fps"] == 5  # every second frame of 10 in a second
     assert {name for name, value in vars(parse([])).items() if name not in record} == NOT_RECORDED
     assert all(str(record[name]) == (value or "True") for name, value in RECORDED.items())
     known = [name for name in vars(parse([])) if name in record and record[name] not in (None, "", False, [])]
     again = action_conditioned.flags_of({name: record[name] for name in known}, "record")
     again += ["--input_annotation", record["annotation"], "--input_video", record["video"], "--dit_path", path]
-    assert main([*again, "--save_path", str(tmp_path / "two.mp4")]) == 0
-    assert json.loads((tmp_path / "two.json").read_text())["frames_sha256"] == record["frames_sha256"]
+    assert frames_of(tmp_path / "two.mp4", main, *again) == record["frames_sha256"]
 
 
 def test_what_the_weights_were_not_trained_with_is_a_warning(

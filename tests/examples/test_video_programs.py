@@ -29,17 +29,13 @@ from examples import (
 )
 from imaginaire.checkpoint import weights
 from imaginaire.optim import lora
+from tests.examples.records import frames_of, record_of
 from tests.programs import exit_code, finished, warm_python
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "push the red puck to the green ring"
 TINY = ["--model_size", "tiny", "--prompt", PROMPT, "--num_steps", "3"]
 CLIP = str(ROOT / "assets/toy_world/clip.mp4")
-
-
-def record(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
-    return found
 
 
 def read(program: Any, *arguments: str) -> Any:
@@ -57,15 +53,14 @@ def batch_of(tmp_path: Path, *entries: dict[str, Any]) -> str:
 def test_a_long_video_is_its_chunks_and_a_batch_makes_the_same(tmp_path: Path) -> None:
     picture = str(ROOT / "assets/toy_world/first_frame.png")
     paths = {name: tmp_path / f"{name}.mp4" for name in ("plain", "one", "three", "many")}
-    assert video2world.main([*TINY, "--save_path", str(paths["plain"])]) == 0
-    assert video2world_lvg.main([*TINY, "--num_chunks", "1", "--save_path", str(paths["one"])]) == 0
-    assert record(paths["one"])["frames_sha256"] == record(paths["plain"])["frames_sha256"]
-    assert video2world_lvg.main([*TINY, "--num_chunks", "3", "--save_path", str(paths["three"])]) == 0
+    plain = frames_of(paths["plain"], video2world.main, *TINY)
+    assert frames_of(paths["one"], video2world_lvg.main, *TINY, "--num_chunks", "1") == plain
+    three = frames_of(paths["three"], video2world_lvg.main, *TINY, "--num_chunks", "3")
     assert media.probe_video(paths["three"]).num_frames == 13 + 2 * 12
     entry = {"input_video": picture, "prompt": PROMPT, "output_video": str(paths["many"])}
     arguments = ["--batch_input_json", batch_of(tmp_path, entry, {**entry, "output_video": str(tmp_path / "b.mp4")})]
     assert video2world_lvg.main([*TINY, "--num_chunks", "3", *arguments]) == 0
-    assert record(paths["many"])["frames_sha256"] == record(paths["three"])["frames_sha256"]
+    assert frames_of(paths["many"]) == three
 
 
 @pytest.mark.slow
@@ -99,7 +94,7 @@ def test_prompts_get_the_prefix_once(tmp_path: Path) -> None:
     ]
     tiny = ["--gr00t_variant", "gr1", *TINY, "--batch_input_json", batch_of(tmp_path, *entries)]
     assert video2world_gr00t.main(tiny) == 0
-    assert {record(tmp_path / f"{i}.mp4")["prompt"] for i in (0, 1)} == {f"{prefix}push it"}
+    assert {record_of(tmp_path / f"{i}.mp4")["prompt"] for i in (0, 1)} == {f"{prefix}push it"}
 
 
 def test_the_variant_chooses_weights_size_and_resolution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,10 +129,9 @@ def test_adapters_without_an_alpha_are_named_and_made_with_the_given_one(
     arguments = [*TINY, "--dit_path", adapted]
     assert video2world.main([*arguments, "--save_path", f"{tmp_path}/a.mp4"]) == 2
     assert "video2world_lora.py --use_lora --lora_alpha" in capsys.readouterr().err
-    shas = []
-    for flags in (["--lora_alpha", "8", "--lora_rank", "4", "--lora_target_modules", "q_proj,mlp.layer1"], []):
-        assert video2world_lora.main([*arguments, "--use_lora", *flags, "--save_path", f"{tmp_path}/b.mp4"]) == 0
-        shas.append(record(tmp_path / "b.mp4")["frames_sha256"])
+    given = ["--lora_alpha", "8", "--lora_rank", "4", "--lora_target_modules", "q_proj,mlp.layer1"]
+    arguments.append("--use_lora")
+    shas = [frames_of(tmp_path / "b.mp4", video2world_lora.main, *arguments, *flags) for flags in (given, [])]
     assert shas[0] != shas[1], "8 and the published 16 are different videos"
 
 
@@ -173,9 +167,8 @@ def test_videos_of_each_seed_are_ranked_and_can_be_ranked_again(tmp_path: Path) 
     assert video2world_bestofn.main([*arguments, "--skip_generation"]) == 0  # the toy world's critic: no share
     assert {path.name for path in folder.glob("*_score*.json")} == {f"first_frame_seed{k}_score.json" for k in (3, 4)}
     assert {path.name: path.read_bytes() for path in folder.glob("*.mp4")} == videos
-    single = tmp_path / "single.mp4"
-    assert video2world.main([*TINY, "--seed", "4", "--save_path", str(single)]) == 0
-    assert record(single)["frames_sha256"] == record(folder / "first_frame_seed4.mp4")["frames_sha256"]
+    single = frames_of(tmp_path / "single.mp4", video2world.main, *TINY, "--seed", "4")
+    assert single == frames_of(folder / "first_frame_seed4.mp4")
 
 
 # Edits ----------------------------------------------------------------------------------------------------------------
@@ -196,10 +189,9 @@ def test_a_clip_is_edited_the_less_the_smaller_the_strength(tmp_path: Path) -> N
     batch = batch_of(tmp_path, {"prompt": PROMPT, "output_video": str(tmp_path / "many.mp4")})
     flags = ["--input_video_path", CLIP, "--video2world_edit_strength", "0.6", *of_video]
     assert video2video_sdedit.main([*TINY, *flags, "--batch_input_json", batch]) == 0
-    assert record(tmp_path / "many.mp4")["frames_sha256"] == record(tmp_path / "edit0.6.mp4")["frames_sha256"]
-    plain = ["--input_path", CLIP, "--start_frame_idx", "0", "--num_steps", "10", "--save_path", f"{tmp_path}/p.mp4"]
-    assert video2world.main([*TINY, *plain]) == 0
-    assert record(tmp_path / "p.mp4")["frames_sha256"] == record(tmp_path / "edit1.mp4")["frames_sha256"]
+    assert frames_of(tmp_path / "many.mp4") == frames_of(tmp_path / "edit0.6.mp4")
+    plain = ["--input_path", CLIP, "--start_frame_idx", "0", "--num_steps", "10"]
+    assert frames_of(tmp_path / "p.mp4", video2world.main, *TINY, *plain) == frames_of(tmp_path / "edit1.mp4")
 
 
 def test_the_first_frame_is_edited_by_text2image(tmp_path: Path) -> None:
@@ -295,7 +287,7 @@ def test_a_picture_of_the_toy_world_and_a_batch_makes_the_same(tmp_path: Path) -
     (tmp_path / "batch.json").write_text(json.dumps([*entries, {"prompt": PROMPT}]))
     batch = ["--batch_input_json", str(tmp_path / "batch.json"), "--save_path", str(tmp_path / "x.png")]
     assert text2image.main([*TINY_PICTURE, *batch]) == 0
-    assert record(tmp_path / "1.png")["frames_sha256"] == record(tmp_path / "one.png")["frames_sha256"]
+    assert frames_of(tmp_path / "1.png") == frames_of(tmp_path / "one.png")
     assert (tmp_path / "output_4.png").exists()
     pictures = torch.stack([media.read_image(tmp_path / f"{seed}.png") for seed in range(4)]).permute(0, 2, 3, 1)
     seen = detect(numpy.ascontiguousarray(pictures[:, None].numpy()), ("puck",)).position["puck"]
@@ -305,16 +297,15 @@ def test_a_picture_of_the_toy_world_and_a_batch_makes_the_same(tmp_path: Path) -
 def test_a_video_begins_with_the_picture_of_its_prompt(tmp_path: Path) -> None:
     out = tmp_path / "out.mp4"
     flags = [*TINY_PICTURE, "--seed", "3", "--num_steps", "4"]
-    assert text2world.main([*flags, "--save_path", str(out)]) == 0
+    made = frames_of(out, text2world.main, *flags)
     assert text2image.main([*flags, "--save_path", str(tmp_path / "same.jpg")]) == 0
     assert (tmp_path / "out_temp.jpg").read_bytes() == (tmp_path / "same.jpg").read_bytes()
-    of_picture = ["--input_path", str(tmp_path / "same.jpg"), "--save_path", str(tmp_path / "video.mp4")]
-    assert video2world.main([*flags, *of_picture]) == 0
-    assert record(out)["frames_sha256"] == record(tmp_path / "video.mp4")["frames_sha256"]
+    of_picture = ["--input_path", str(tmp_path / "same.jpg")]
+    assert frames_of(tmp_path / "video.mp4", video2world.main, *flags, *of_picture) == made
     entries = [{"prompt": PROMPT, "output_video": str(tmp_path / f"{i}.mp4"), "seed": 3 + i} for i in range(2)]
     (tmp_path / "batch.json").write_text(json.dumps(entries))
     assert text2world.main([*flags, "--batch_input_json", str(tmp_path / "batch.json")]) == 0
-    assert record(tmp_path / "0.mp4")["frames_sha256"] == record(out)["frames_sha256"]
+    assert frames_of(tmp_path / "0.mp4") == made
 
 
 def test_configs_of_all_sizes_are_of_one_frame_without_a_mask_of_frames() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network against golden values: outputs, what lies between, half precision, rotary tables, names and shapes."""
 
-import json
 import re
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.layers import RotaryPositions, Timesteps
 from cosmos_predict2.released import NETWORKS
-from tests.goldens import Golden, Value
+from tests.goldens import Golden, Value, parametrize, parts_of
 from tests.nn.networks import outputs_of
 from tests.parity.networks import network
 
@@ -26,20 +25,14 @@ ROPE_OPTIONS |= {"max_frames", "max_img_h", "max_img_w", *(f"rope_{axis}_extrapo
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per network (``dit``), half-precision file (``half``), rotary table (``table``) and manifest."""
-    session = metafunc.config.pluginmanager.get_plugin("golden-session")
-    assert session is not None
-    folder = session.golden(AREA).folder
-    meta = folder / "meta.json"
-    keys = json.loads(meta.read_text(encoding="utf-8")) if meta.is_file() else {}
+    folder, meta = parts_of(metafunc)
     found = {
-        "dit": [key for key in keys if key.startswith("dit_")],
+        "dit": [key for key in meta if key.startswith("dit_")],
         "half": sorted(path.name for path in folder.glob("dit_*.bf16.safetensors")),
-        "table": [key for key in keys if key.startswith("rope_")],
-        "manifest": list(keys.get("manifests", {})),
+        "table": [key for key in meta if key.startswith("rope_")],
+        "manifest": list(meta.get("manifests", {})),
     }
-    for name, values in found.items():
-        if name in metafunc.fixturenames:
-            metafunc.parametrize(name, values or ["absent"])
+    parametrize(metafunc, found)
 
 
 # ---- the networks ----------------------------------------------------------------------------------------------------

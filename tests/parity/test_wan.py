@@ -26,7 +26,7 @@ from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
-from tests.goldens import Golden, Value
+from tests.goldens import Golden, Value, parametrize, parts_of
 from tests.models.parts import PooledPixels
 from tests.nn.networks import outputs_of
 from tests.parity.networks import noted_velocities
@@ -37,17 +37,12 @@ KINDS = {"unipc": ("diffusers", "unipc"), "unipc_original": ("shift", "unipc"), 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per network, per network with training, sampling or adapters, and per list of names at real size."""
-    session = metafunc.config.pluginmanager.get_plugin("golden-session")
-    assert session is not None
-    folder = session.golden(AREA).folder
-    meta = folder / "meta.json"
-    found = {"net": list(json.loads(meta.read_text(encoding="utf-8"))["nets"]) if meta.is_file() else []}
+    folder, meta = parts_of(metafunc)
+    found = {"net": list(meta.get("nets", {}))}
     for name, part in {"trained": "train", "sampled": "sampler", "adapted": "lora"}.items():
         found[name] = sorted(path.name.partition(".")[0] for path in folder.glob(f"*.{part}.safetensors"))
     found["manifest"] = sorted(path.name for path in folder.glob("manifest_*.json"))
-    for name, values in found.items():
-        if name in metafunc.fixturenames:
-            metafunc.parametrize(name, values or ["absent"])
+    parametrize(metafunc, found)
 
 
 # ---- the networks ----------------------------------------------------------------------------------------------------
