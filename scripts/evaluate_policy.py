@@ -134,9 +134,8 @@ def run(args: argparse.Namespace) -> None:
         }
         for name, comparison in comparisons.items():
             print(f"{name.replace('_', ' ')}: {comparison.as_text()}")
-        content["world_model"] = {name: comparison.as_dict() for name, comparison in comparisons.items()}
-        content["world_model"]["path"] = args.world_model or "the tiny one that ships"
-        content["world_model"]["num_steps"] = args.num_steps
+        path = args.world_model or "the tiny one that ships"
+        content["world_model"] = {**comparisons, "path": path, "num_steps": args.num_steps}
     if args.out:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -278,7 +278,7 @@ def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
     played = evaluate(policy, simulator, starts, ["push_puck"])
     judged = Scoring(judge="last", reward_on="last")
     imagined = WorldModelEnv(imagination_of(), ToyStarts(split=split), Brightness(), 4, 24, scoring=judged)
-    expected = imagined_along(played, imagined).as_dict()
+    expected = asdict(imagined_along(played, imagined))
     assert 0 < expected["imagined_rate"] < 1  # or nothing is compared
     expected.pop("true_positive_rate")  # nothing succeeds
     assert found["actions_chosen_in_the_simulator"] == {"true_positive_rate": None} | expected

@@ -404,11 +404,10 @@ def test_windows_are_kept_with_their_own_actions_however_many_are_encoded_at_onc
     actions = torch.arange(2 * 8.0).reshape(2, 2, 4, 1).transpose(0, 1)  # [M, E, A, D]: in the order of steps
     played: Any = SimpleNamespace(frames_E_F_H_W_C=frames, actions_M_E_A_D=actions)
     ours: Any = mock.Mock(_num_frames=3, config=RefinementConfig())
-    world = SimpleNamespace(encode=lambda video: video[:, :1, :, :1, :1])
-    ours._model = SimpleNamespace(world=world, pipe_config=SimpleNamespace(sigma_data=0.5))
-    ours._imagination.transformed = lambda raw: 100 + torch.from_numpy(raw)
+    world = SimpleNamespace(encode=lambda video: video[:, :1, :, :1, :1], config=SimpleNamespace(sigma_data=0.5))
+    ours._imagination = SimpleNamespace(world=world, transformed=lambda raw: 100 + torch.from_numpy(raw))
     ours.windows.newest_latents, ours.windows.newest_actions = torch.zeros(1, 1, 3, 1, 1), torch.zeros(1, 2, 1)
-    ours._kept = partial(Refinement._kept, ours)
+    ours._kept, ours._encoded = partial(Refinement._kept, ours), partial(Refinement._encoded, ours)
     places = [(1, 6), (0, 2), (1, 0)]
     for at_once in (2, 64):
         with (
@@ -425,7 +424,7 @@ def test_a_batch_of_a_refinement_is_full_before_there_are_earlier_windows() -> N
     windows = WindowBuffer(2, 4, (1, 1, 1, 1), (2, 1))
     windows.begin_phase(torch.ones(2, 1, 1, 1, 1), torch.ones(2, 2, 1))
     ours: Any = mock.Mock(config=RefinementConfig(newest=2, earlier=3, old=1), windows=windows, picture=(8, 8))
-    ours._model = SimpleNamespace(net=SimpleNamespace(text_channels=4), pipe_config=SimpleNamespace(fps=10))
+    ours._imagination.world = SimpleNamespace(net=SimpleNamespace(text_channels=4), config=SimpleNamespace(fps=10))
     ours._probe, ours._imagination.transform.to_json.return_value = torch.zeros(1), "{}"
     ours._drawn = partial(Refinement._drawn, ours)
     ours._old = lambda seed, position: (torch.full((1, 1, 1, 1, 1), 9.0), torch.full((1, 2, 1), 9.0))
@@ -444,7 +443,7 @@ def test_draws_of_a_refinement_follow_from_the_place_of_its_batch() -> None:
         numbers = torch.arange(400.0) + first
         windows.begin_phase(numbers[:, None, None, None, None], numbers[:, None, None])
     data = [{LATENTS_KEY: torch.full((1, 1, 1, 1), float(i)), ACTION_KEY: torch.zeros(1, 1)} for i in range(400)]
-    ours: Any = mock.Mock(config=RefinementConfig(old=6), windows=windows, _held=(None, None, data))
+    ours: Any = mock.Mock(config=RefinementConfig(old=6), windows=windows, _data=data)
 
     def drawn(position: int) -> list[list[float]]:
         parts = [Refinement._drawn(ours, "newest", 400, 6, 0, position), Refinement._old(ours, 0, position)]
@@ -485,7 +484,7 @@ def test_old_data_is_the_same_to_a_refinement_as_video_and_as_latents() -> None:
     found = []
     for key, values in (("video", clips), (LATENTS_KEY, 3 * clips)):
         data = [{key: value, ACTION_KEY: torch.full((4, 2), float(i))} for i, value in enumerate(values)]
-        ours: Any = mock.Mock(_held=(None, None, data), config=RefinementConfig(old=4), _model=mock.Mock(world=world))
+        ours: Any = mock.Mock(_data=data, config=RefinementConfig(old=4), _imagination=mock.Mock(world=world))
         ours.windows.newest_latents = torch.zeros(0)
         found.append(Refinement._old(ours, 0, 0))
     for one, other in zip(*found, strict=True):

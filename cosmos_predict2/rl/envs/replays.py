@@ -106,12 +106,12 @@ def replayed(
 
 
 @torch.no_grad()
-def round_trip(imagination: Imagination, pictures_E_F_H_W_C: Tensor, batch_size: int = BATCH) -> Tensor:
+def round_trip(imagination: Imagination, pictures_E_F_H_W_C: Tensor) -> Tensor:
     """Pictures as the tokenizer leaves them, clip by clip as they are imagined: all but the first, on the host."""
     world, chunk = imagination.world, imagination.config.chunk_size
     count = pictures_E_F_H_W_C.shape[1] - 1
     coded_E_F_H_W_C = torch.empty_like(pictures_E_F_H_W_C[:, 1:], device="cpu")
-    for rows in torch.arange(len(pictures_E_F_H_W_C)).split(batch_size):
+    for rows in torch.arange(len(pictures_E_F_H_W_C)).split(BATCH):
         for k in range(0, count, chunk):
             clip = pictures_E_F_H_W_C[rows, k : k + chunk + 1].permute(0, 4, 1, 2, 3)
             rest = clip[:, :, -1:].expand(-1, -1, chunk + 1 - clip.shape[2], -1, -1)

@@ -142,12 +142,6 @@ def without_unreliable(played: Trajectories, *, is_paid_last: bool) -> Trajector
     )
 
 
-def unreliable_rate(played: Trajectories) -> float:
-    """The share of executed decisions on which two noises disagree."""
-    assert played.disagrees_M_E is not None
-    return float(played.disagrees_M_E[played.executed_M_E_A.any(dim=2)].float().mean())
-
-
 class RolloutSource(Protocol):
     """Plays episodes, in this process or elsewhere.
 
@@ -319,8 +313,7 @@ class _Played:
         if self.rollout.keep_record:
             _write(self.record, decision.record, size, (steps, episodes))
         lost_E = lost(decision)
-        valid_E = _valid(info, len(episodes)) & ~lost_E
-        ends = dict(success_E=info["success"], finish_step_E=info["finish_step"], is_valid_E=valid_E)
+        ends = dict(success_E=info["success"], finish_step_E=info["finish_step"], is_valid_E=valid(info) & ~lost_E)
         _write(self.ends, ends, size[1:], (episodes,))
         if self.rollout.keep_frames:
             frames_of(info, self.rollout.env)
@@ -371,14 +364,13 @@ def _of_length(parts: Sequence[Sequence[Tensor]], length: int, *, repeats: bool)
 
 def lost(decision: Decision) -> Tensor:
     """The rows that no decision could be had for, [E]."""
-    if decision.is_lost_E is None:
-        return torch.zeros(len(decision.actions_E_A_D), dtype=torch.bool)
-    return decision.is_lost_E.cpu()
+    is_lost_E, none = decision.is_lost_E, torch.zeros(len(decision.actions_E_A_D), dtype=torch.bool)
+    return none if is_lost_E is None else is_lost_E.cpu()
 
 
-def _valid(info: Info, count: int) -> Tensor:
+def valid(info: Info) -> Tensor:
     """The episodes that were not lost, [E]; all, where an environment never loses one."""
-    return info.get("valid", torch.ones(count, dtype=torch.bool)).cpu()  # type: ignore[no-any-return]
+    return info.get("valid", torch.ones_like(info["success"])).cpu()  # type: ignore[no-any-return]
 
 
 def _joined_rows(first: Observation, second: Observation) -> Observation:
@@ -428,6 +420,6 @@ def replayed(
     found = []
     for _, steps in repeated_steps(env, starts, actions_M_E_A_D, execute):
         info, total = steps[-1][1], sum((reward.sum(dim=1).cpu() for reward, _ in steps), torch.zeros(()))
-        found.append((info["success"].cpu(), total, _valid(info, len(total))))
+        found.append((info["success"].cpu(), total, valid(info)))
     success_E, return_E, valid_E = (torch.cat(parts) for parts in zip(*found, strict=True))
     return success_E, return_E, valid_E

@@ -46,7 +46,6 @@ from cosmos_predict2.rl.episodes.episodes import (
     Starts,
     Trajectories,
     release,
-    unreliable_rate,
     validation_starts,
     without_unreliable,
 )
@@ -276,7 +275,8 @@ class VLAGRPOModel(RLModel):
             played = self.source.collect(starts := self.starts(batch), "sample", self.progress)
         facts = self._facts(played)
         if self.rl.mask_unreliable:
-            facts["unreliable_rate"] = unreliable_rate(played)
+            assert played.disagrees_M_E is not None
+            facts["unreliable_rate"] = float(played.disagrees_M_E[played.executed_M_E_A.any(dim=2)].float().mean())
             played = without_unreliable(played, is_paid_last=self.env.scoring.reward_on == "last")  # type: ignore[attr-defined]
         advantage = self._advantages(played, starts)
         return Experience(played, advantage, (advantage != 0).any(dim=1), facts)

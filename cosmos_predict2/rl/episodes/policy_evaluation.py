@@ -7,7 +7,7 @@ beside = compare(policy, env, imagined_env, num_episodes=800)
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -135,9 +135,6 @@ class Comparison:
         positives = f"true positives {self.true_positive_rate:.3f}, false positives {self.false_positive_rate:.3f}"
         rates = f"imagined {self.imagined_rate:.3f}, true {self.true_rate:.3f}"
         return f"{rates}; agreement {self.agreement:.3f}, {positives}"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def held_out_starts(

@@ -118,12 +118,12 @@ class Refinement(nn.Module):
 
     def __init__(self, config: RefinementConfig, model: Video2WorldModel, data: Any, picture: tuple[int, int]) -> None:
         super().__init__()
-        self.config = config
-        self._held = (model, Imagination(model.world), data)
+        self.config, self._data = config, data
+        self._imagination = Imagination(model.world)  # no module: what is trained is not saved here
         if config.old and data is None:
             wrong = f"model.config.refinement.old={config.old} windows are of refinement.data, which is not set"
             raise ConfigError(f"{wrong}: name a data set that the world model was trained on, or set old=0.")
-        pipe, tokenizer = model.pipe_config, model.world.tokenizer
+        pipe, tokenizer = model.world.config, model.world.tokenizer
         self.picture, self._probe, self._num_frames = picture, probe(tokenizer), pixel_frames(pipe.state_t)
         factor = tokenizer.spatial_compression_factor
         latents = (tokenizer.latent_ch, pipe.state_t, picture[0] // factor, picture[1] // factor)
@@ -156,14 +156,6 @@ class Refinement(nn.Module):
         observed, _ = shown.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))
         _, height, width, _ = observed["full_image"].shape
         return cls(config, model, lazy_config.instantiate(config.data), (height, width))
-
-    @property
-    def _model(self) -> Video2WorldModel:
-        return self._held[0]
-
-    @property
-    def _imagination(self) -> Imagination:
-        return self._held[1]
 
     def due_phase(self, experiences: int) -> int | None:
         """The phase that is due after so many experiences of the policy; None where none is."""
@@ -226,7 +218,7 @@ class Refinement(nn.Module):
         for first in range(0, len(chosen), CLIPS_AT_ONCE):
             items = [data[i] for i in chosen[first : first + CLIPS_AT_ONCE]]
             actions = torch.stack([item[ACTION_KEY] for item in items])
-            found.append((_encoded(self._model, torch.stack([item["video"] for item in items])), actions))
+            found.append((self._encoded(torch.stack([item["video"] for item in items])), actions))
         _begin(self.windows, found, f"{data.source} holds no window.")
         return figures
 
@@ -237,7 +229,12 @@ class Refinement(nn.Module):
         raw_E_L_D = _by_step(played.actions_M_E_A_D, frames.shape[1] - 1)
         video = torch.stack([frames[i, start : start + self._num_frames] for i, start in places])
         raw = torch.stack([raw_E_L_D[i, start : start + self._num_frames - 1] for i, start in places])
-        return _encoded(self._model, video.permute(0, 4, 1, 2, 3)), self._imagination.transformed(raw.cpu().numpy())
+        return self._encoded(video.permute(0, 4, 1, 2, 3)), self._imagination.transformed(raw.cpu().numpy())
+
+    def _encoded(self, video_B_C_F_H_W: Tensor) -> Tensor:
+        """Latents in the scale of the network, as they are kept."""
+        world = self._imagination.world
+        return (world.encode(video_B_C_F_H_W) / world.config.sigma_data).to(KEPT_DTYPE).cpu()
 
     def batch(self, seed: int, position: int) -> dict[str, Any]:
         """A batch of supervised training; ``position`` is the place of its first window among all that are drawn."""
@@ -249,10 +246,10 @@ class Refinement(nn.Module):
             parts.append(self._drawn("earlier", windows.num_earlier, num_earlier, seed, position))
         if config.old:
             parts.append(self._old(seed, position))
-        latents, model = torch.cat([part[0] for part in parts]), self._model
+        latents, world = torch.cat([part[0] for part in parts]), self._imagination.world
         size = len(latents)
-        one = {"fps": torch.tensor(float(model.pipe_config.fps)), **frame_item(self.picture)}
-        one |= text_item(torch.zeros(1, model.net.text_channels), torch.ones(1))
+        one = {"fps": torch.tensor(float(world.config.fps)), **frame_item(self.picture)}
+        one |= text_item(torch.zeros(1, world.net.text_channels), torch.ones(1))
         batch: dict[str, Any] = {key: value.expand(size, *value.shape).clone() for key, value in one.items()}
         batch[LATENTS_KEY], batch[PROBE_KEY] = latents, self._probe.expand(size, *self._probe.shape)
         batch[ACTION_KEY] = torch.cat([part[1] for part in parts])
@@ -266,7 +263,7 @@ class Refinement(nn.Module):
         return latents[rows.to(latents.device)].float(), actions[rows.to(actions.device)]
 
     def _old(self, seed: int, position: int) -> tuple[Tensor, Tensor]:
-        data = self._held[2]
+        data, world = self._data, self._imagination.world
         items: list[Mapping[str, Any]] = []
         with random.preserved():
             for i in range(self.config.old):
@@ -276,15 +273,8 @@ class Refinement(nn.Module):
         if LATENTS_KEY in items[0]:
             latents = torch.stack([item[LATENTS_KEY] for item in items])
         else:
-            world = self._model.world
             latents = world.encode(torch.stack([item["video"] for item in items])) / world.config.sigma_data
         return latents.to(device).float(), torch.stack([item[ACTION_KEY] for item in items]).to(device)
-
-
-def _encoded(model: Video2WorldModel, video_B_C_F_H_W: Tensor) -> Tensor:
-    """Latents as they are kept."""
-    scaled = model.world.encode(video_B_C_F_H_W) / model.pipe_config.sigma_data
-    return scaled.to(KEPT_DTYPE).cpu()
 
 
 def _begin(windows: WindowBuffer, found: list[tuple[Tensor, Tensor]], problem: str) -> None:

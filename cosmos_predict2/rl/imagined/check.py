@@ -90,10 +90,6 @@ class OutcomeEpisodes:
     def last_E_H_W_C(self) -> Tensor:
         return torch.stack([tail[-1] for tail in self.tails])
 
-    @property
-    def has_both(self) -> bool:
-        return 0 < int(self.success_E.sum()) < len(self)
-
 
 def read_episodes(
     source: LeRobotSource,
@@ -436,7 +432,7 @@ def played_figures(
     value, judged = judge(reward, ends, played.tasks)
     figures: Figures = {"played_episodes": len(played), "played_success": agreement.mean(played.success_E, seed)}
     figures["played_imagined_success"] = judged.mean()
-    if played.has_both:
+    if 0 < int(played.success_E.sum()) < len(played):
         figures["played_ends"] = area_under_curve(value, played.success_E, seed=seed)
         if alone:
             by_actions = alone(played.actions)

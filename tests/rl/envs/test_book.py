@@ -8,8 +8,7 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.rl.envs.scoring import Book, Chunk, Scored, Scoring, merged, score
-from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.rl.envs.scoring import Book, Chunk, Scored, Scoring, score
 from imaginaire.errors import ConfigError
 
 
@@ -151,12 +150,3 @@ def test_a_chunk_is_scored_as_by_a_loop_over_its_pictures(confirm: int, mean_of:
             for one, other, name in zip(actual, expected, Scored.__dataclass_fields__, strict=True):
                 assert numpy.allclose(one, other), (name, options, i)
         assert previous.tolist() == [0.5, -1.0, 2.0] and streak.tolist() == [0, 1, 2]
-
-
-def test_of_several_noises_the_worst_value_and_the_success_of_all_count() -> None:
-    value = torch.tensor([[0.1, 0.9], [0.5, 0.5], [0.3, 0.2], [0.4, 0.8]])
-    success = torch.tensor([[True, True], [False, True], [True, False], [False, False]])
-    worst, everywhere, differs = merged(Judgement(value, success), 2)
-    assert worst == pytest.approx(numpy.array([[0.1, 0.2], [0.4, 0.5]]))
-    assert everywhere.tolist() == [[True, False], [False, False]]
-    assert differs.tolist() == [[False, True], [False, True]]

@@ -193,14 +193,14 @@ def test_another_episode_begins_without_the_values_of_the_one_before(imagination
 
 
 def test_of_two_noises_the_worse_one_counts(imagination: Imagination) -> None:
-    listed = Listed([[1.0], [0.2], [0.6], [0.9]])
-    env = make(imagination, 2, scoring=LAST, reward=listed, num_noises=2, max_steps=12)
-    alone = make(imagination, 2, scoring=LAST, max_steps=12)
+    listed = Listed([[1.0], [0.2], [0.8], [0.6], [0.9], [0.3]])
+    env = make(imagination, scoring=LAST, reward=listed, num_noises=2, max_steps=12)
+    alone = make(imagination, scoring=LAST, max_steps=12)
     begin(env), begin(alone)
     observed, reward, _, _, info = env.chunk_step(actions(env))
-    assert torch.allclose(reward[:, -1], torch.tensor([0.6, 0.2]))
-    assert info["success"].tolist() == [True, False] and info["disagrees"].tolist() == [False, True]
-    goals = env.starts.starts([0, 0], [0, 1]).context["goal"]  # the pictures are those of noise after noise
+    assert torch.allclose(reward[:, -1], torch.tensor([0.6, 0.2, 0.3]))
+    assert info["success"].tolist() == [True, False, False] and info["disagrees"].tolist() == [False, True, True]
+    goals = env.starts.starts([0] * 3, range(3)).context["goal"]  # the pictures are those of noise after noise
     assert not torch.equal(goals[0], goals[1]) and torch.equal(listed.context["goal"], torch.cat([goals, goals]))
     expected = alone.chunk_step(actions(env))[0]["full_image"]
     assert (observed["full_image"].int() - expected.int()).abs().max() <= 1
