@@ -45,7 +45,7 @@ def load(
         generator=random.generator(seed, 0, "workers"),
         worker_init_fn=start,
         collate_fn=collate,
-        pin_memory=options.pop("pin_memory") and torch.cuda.is_available(),
+        pin_memory=options.pop("pin_memory", False) and torch.cuda.is_available(),
         **options,
     )
     return _batches_or_error(registered(iter(loader)), num_workers)
