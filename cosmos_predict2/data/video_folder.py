@@ -176,7 +176,7 @@ def _open_embeddings(dataset_dir: Path, text_encoder: str | None, num_tokens: in
     embeddings = EmbeddingFolder(folder)
     if text_encoder is not None:
         embeddings.require_encoder(text_encoder, num_tokens)
-    embeddings.record()  # read here, once: it has an entry per clip, which each worker process would hold a copy of
+    _ = embeddings.record  # read here, once: it has an entry per clip, which each worker process would hold a copy of
     with suppress(DataError):  # a file that cannot be read is reported when it is needed
         _ = embeddings.width
     return embeddings
@@ -245,7 +245,7 @@ def _warn_of_changed_captions(
     embeddings: EmbeddingFolder, metas: Path | None, stems: Sequence[str], skip_bad: bool
 ) -> None:
     """Warn of captions that are not those that were encoded; raise for one that is empty by now."""
-    record = embeddings.record()
+    record = embeddings.record
     if record is None or metas is None:
         return
 

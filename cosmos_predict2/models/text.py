@@ -224,7 +224,7 @@ def data_text(data: Mapping[str, Any]) -> TrainedText | None:
         return None
     try:
         embeddings = EmbeddingFolder(Path(str(folder)))
-        record = embeddings.record()
+        record = embeddings.record
         if record is None:
             return TrainedText(str(data.get("text_encoder") or ""), num_tokens, num_tokens, embeddings.width)
     except DataError:

@@ -19,7 +19,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import folder as embedding_folder
 from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.embeddings.encode import embed_captions
-from cosmos_predict2.text.embeddings.folder import EncoderRecord, write_record
+from cosmos_predict2.text.embeddings.folder import EncoderRecord, read_embedding, write_record
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding
@@ -58,7 +58,7 @@ def test_a_sample_has_the_published_form(folder: Path) -> None:
             "t5_embedding_path": str(folder / f"t5_xxl/{stem}.pickle"),
         }
         assert torch.equal(
-            item["t5_text_embeddings"], pickles.padded(pickles.read_rows(folder / f"t5_xxl/{stem}.pickle"), 512)
+            item["t5_text_embeddings"], pickles.padded(read_embedding(folder / f"t5_xxl/{stem}.pickle"), 512)
         )
         assert item["t5_text_mask"].tolist() == [1] * 7 + [0] * 505
         assert item["fps"] == 20.0

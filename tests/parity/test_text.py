@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cosmos_predict2.text.embeddings import pickles
+from cosmos_predict2.text.embeddings.folder import read_embedding
 from cosmos_predict2.text.reason1 import combine, load_reason1
 from cosmos_predict2.text.reason1 import embed as embed_reason1
 from cosmos_predict2.text.t5 import embed as embed_t5
@@ -61,7 +62,7 @@ def test_t5_pickles(t5: tuple[Tensor, Tensor, Value], golden: Golden, tmp_path: 
         array = stored[i, :length].numpy()
         for protocol in (2, 4, 5):
             (tmp_path / "public.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
-            found = pickles.padded(pickles.read_rows(tmp_path / "public.pickle"), 512)
+            found = pickles.padded(read_embedding(tmp_path / "public.pickle"), 512)
             assert found.shape == (pickles.NUM_TOKENS, array.shape[1]) and found.dtype == torch.float32
             assert torch.equal(found[:length], stored[i, :length].float()) and not found[length:].any()
         pickles.write(tmp_path / "ours.pickle", stored[i])

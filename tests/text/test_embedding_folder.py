@@ -63,7 +63,7 @@ def test_what_is_written_is_read(form: str, tmp_path: Path) -> None:
         assert embedding.dtype == torch.float32 and mask.dtype == torch.int64
         assert torch.equal(embedding, encoder.encode(caption)[0])
         assert mask.tolist() == [1] * (len(caption) + 1) + [0] * (63 - len(caption))
-    record = folder.record()
+    record = folder.record
     assert record is not None and (record.encoder, record.width, record.num_tokens) == (encoder.name, 32, 64)
     assert record.captions == {stem: caption_hash(caption) for stem, caption in CAPTIONS.items()}
 
@@ -84,7 +84,7 @@ def test_folders_from_elsewhere_are_read(tmp_path: Path, caplog: pytest.LogCaptu
         assert torch.equal(embedding, torch.from_numpy(array[:4]).float()) and mask.tolist() == [1] * 4
         embedding, mask = read.read("new", 6)
         assert torch.equal(embedding[:5], torch.from_numpy(array).bfloat16().float()) and mask.tolist() == [1] * 5 + [0]
-        assert read.record() is None
+        assert read.record is None
         read.require_encoder("t5")  # unknown
     assert caplog.text.count("its encoder is unknown") == 1 and caplog.text.count("cut to 4") == 1
 
@@ -115,7 +115,7 @@ def test_a_changed_caption_is_encoded_again_and_a_lost_one_is_reported(tmp_path:
     }  # fmt: skip
     folder = EmbeddingFolder(tmp_path)
     assert torch.equal(folder.read("a", 64)[0], BytesEncoder(64, 32).encode("lift the puck")[0])
-    record = folder.record()
+    record = folder.record
     assert record is not None and record.captions["a"] == caption_hash("lift the puck") and "c" in record.captions
 
 
@@ -147,7 +147,7 @@ def test_a_kill_between_file_and_record_leaves_no_stale_embedding(
         )
         embed_captions(tmp_path, changed, Counting())
     assert len(writes) == 2
-    assert (tmp_path / "new.pickle").exists() and "new" not in EmbeddingFolder(tmp_path).record().captions
+    assert (tmp_path / "new.pickle").exists() and "new" not in EmbeddingFolder(tmp_path).record.captions
     for path in tmp_path.glob("new.*"):
         path.write_bytes(b"torn")  # nothing trusts it
     assert embed_captions(tmp_path, changed, Counting()).written == 2
@@ -163,7 +163,7 @@ def test_shards_together_equal_one_run(num_shards: int, tmp_path: Path) -> None:
         embed_captions(tmp_path / "parts", CAPTIONS, encoder, shard=(i, num_shards))
         asked += encoder.asked
     assert len(asked) <= 4
-    assert EmbeddingFolder(tmp_path / "parts").record() == EmbeddingFolder(tmp_path / "whole").record()
+    assert EmbeddingFolder(tmp_path / "parts").record == EmbeddingFolder(tmp_path / "whole").record
     assert not (tmp_path / "parts" / "embeddings.json").exists()
     encoder = Counting()
     embed_captions(tmp_path / "parts", CAPTIONS | {"e": "ende"}, encoder)  # one process makes one record of them
@@ -180,7 +180,7 @@ def test_of_records_that_disagree_the_newer_counts(tmp_path: Path) -> None:
         captions = dict.fromkeys("abcdef", text)
         for i in range(num_shards):
             embed_captions(tmp_path, captions, Counting(), shard=(i, num_shards))
-        record = EmbeddingFolder(tmp_path).record()
+        record = EmbeddingFolder(tmp_path).record
         assert record is not None and set(record.captions.values()) == {caption_hash(text)}
         for i in range(num_shards):
             assert embed_captions(tmp_path, captions, Counting(), shard=(i, num_shards)).written == 0
@@ -220,7 +220,7 @@ def test_two_records_of_different_encoders_are_refused(tmp_path: Path) -> None:
     other = json.loads((tmp_path / "embeddings.shard-0-of-2.json").read_text()) | {"encoder": "t5-0"}
     (tmp_path / "embeddings.shard-1-of-2.json").write_text(json.dumps(other))
     with pytest.raises(DataError, match=r"mixes embeddings: .* bytes-v1-64x32, .* t5-0"):
-        EmbeddingFolder(tmp_path).record()
+        EmbeddingFolder(tmp_path).record
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "other"}', '{"format": "text_embeddings/1"}'])
@@ -248,7 +248,7 @@ def test_a_folder_without_a_record_grows_only_when_it_is_adopted(tmp_path: Path)
         embed_captions(tmp_path, {"c": "other"}, Counting(), adopt=True)
     counts = embed_captions(tmp_path, more, Counting(), adopt=True)
     assert (counts.written, counts.unchanged) == (1, 4)
-    assert EmbeddingFolder(tmp_path).record().captions == {stem: caption_hash(text) for stem, text in more.items()}
+    assert EmbeddingFolder(tmp_path).record.captions == {stem: caption_hash(text) for stem, text in more.items()}
 
 
 class _Shuffled(Counting):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from cosmos_predict2.text.embeddings import pickles
+from cosmos_predict2.text.embeddings.folder import read_embedding
 from imaginaire.errors import DataError
 
 PROTOCOLS = [0, 1, 2, 3, 4, 5]
@@ -30,7 +31,7 @@ def _array(tokens: int, width: int = 8) -> np.ndarray:
 def test_public_files_are_read(tmp_path: Path, protocol: int, tokens: int) -> None:
     array = _array(tokens)
     (tmp_path / "a.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
-    embedding = pickles.padded(pickles.read_rows(tmp_path / "a.pickle"), 512)
+    embedding = pickles.padded(read_embedding(tmp_path / "a.pickle"), 512)
     assert embedding.shape == (512, 8) and embedding.dtype == torch.float32
     kept = min(tokens, 512)
     assert torch.equal(embedding[:kept], torch.from_numpy(array[:kept]).float())
@@ -44,7 +45,7 @@ def test_both_names_of_numpy_are_read(tmp_path: Path, old: bool) -> None:
     for name in names:
         content = content.replace(name, names[1] if old else names[0])
     (tmp_path / "a.pickle").write_bytes(content)
-    assert pickles.read_rows(tmp_path / "a.pickle").shape == (5, 8)
+    assert read_embedding(tmp_path / "a.pickle").shape == (5, 8)
 
 
 def test_what_is_written_is_in_the_exchange_form(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_what_is_written_is_in_the_exchange_form(tmp_path: Path) -> None:
     loaded = pickle.loads(content)
     assert isinstance(loaded, list) and len(loaded) == 1
     assert loaded[0].dtype == np.float16 and loaded[0].shape == (5, 8)
-    assert torch.equal(pickles.read_rows(tmp_path / "a.pickle"), embedding[:5])
+    assert torch.equal(read_embedding(tmp_path / "a.pickle"), embedding[:5])
 
 
 def test_a_token_of_zeros_inside_is_kept_and_an_empty_embedding_has_one() -> None:
@@ -69,7 +70,7 @@ def test_a_token_of_zeros_inside_is_kept_and_an_empty_embedding_has_one() -> Non
 def test_an_array_in_no_list_is_named(tmp_path: Path, protocol: int) -> None:
     (tmp_path / "a.pickle").write_bytes(pickle.dumps(_array(5), protocol=protocol))
     with pytest.raises(DataError, match=r"a\.pickle should hold a list.*found an array that is in no list"):
-        pickles.read_rows(tmp_path / "a.pickle")
+        read_embedding(tmp_path / "a.pickle")
 
 
 class _Runs:
@@ -96,7 +97,7 @@ class _Runs:
 def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int, make: Any) -> None:
     (tmp_path / "bad.pickle").write_bytes(pickle.dumps(make(tmp_path / "ran"), protocol=protocol))
     with pytest.raises(DataError, match=r"bad\.pickle"):
-        pickles.read_rows(tmp_path / "bad.pickle")
+        read_embedding(tmp_path / "bad.pickle")
     assert not (tmp_path / "ran").exists()
 
 
@@ -109,7 +110,7 @@ def test_bytes_are_never_taken_for_objects(tmp_path: Path, protocol: int, kind: 
     for content, refused in ((as_shape, "a call of numpy.ndarray"), (of_this_kind, "numpy.dtype")):
         (tmp_path / "bad.pickle").write_bytes(pickle.dumps([content], protocol=protocol))
         with pytest.raises(DataError, match=rf"bad\.pickle asks for {refused}"):
-            pickles.read_rows(tmp_path / "bad.pickle")
+            read_embedding(tmp_path / "bad.pickle")
 
 
 @pytest.mark.parametrize("name", sorted(pickles._ALLOWED))
@@ -120,16 +121,16 @@ def test_no_file_changes_what_it_names(tmp_path: Path, name: str) -> None:
     crafted = array[:2] + f"c{module}\n{attribute}\n".encode() + change + array[2:]
     (tmp_path / "bad.pickle").write_bytes(crafted)
     with pytest.raises(DataError, match=rf"bad\.pickle asks for a change of {name}"):
-        pickles.read_rows(tmp_path / "bad.pickle")
+        read_embedding(tmp_path / "bad.pickle")
     (tmp_path / "good.pickle").write_bytes(array)
-    assert pickles.read_rows(tmp_path / "good.pickle").equal(torch.from_numpy(_array(5)).float())
+    assert read_embedding(tmp_path / "good.pickle").equal(torch.from_numpy(_array(5)).float())
 
 
 def test_orders_of_bytes_and_axes_are_kept(tmp_path: Path) -> None:
     for array in (_array(5).astype(">f4"), np.asfortranarray(_array(5)), _array(5).astype(np.float64)):
         for protocol in (2, 4, 5):
             (tmp_path / "a.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
-            found = pickles.read_rows(tmp_path / "a.pickle")
+            found = read_embedding(tmp_path / "a.pickle")
             assert torch.equal(found, torch.from_numpy(array.astype(np.float32)))
 
 
@@ -155,7 +156,7 @@ def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: byte
     (tmp_path / "bad.pickle").write_bytes(content)
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(DataError, match=r"bad\.pickle"):
-        pickles.read_rows(tmp_path / "bad.pickle")
+        read_embedding(tmp_path / "bad.pickle")
     assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
@@ -179,4 +180,4 @@ def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: byte
 def test_other_content_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.pickle").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.pickle"):
-        pickles.read_rows(tmp_path / "a.pickle")
+        read_embedding(tmp_path / "a.pickle")

@@ -273,7 +273,7 @@ def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp
     assert get_t5_embeddings.run(get_t5_embeddings.parser.parse_args(commands[0].split())) == 0
     data["text_encoder"] = "bytes" if kind else None
     assert [*data_text_problems(data, net)] == []
-    record = EmbeddingFolder(tmp_path / "t5_xxl").record()
+    record = EmbeddingFolder(tmp_path / "t5_xxl").record
     assert record is not None and (record.num_tokens, record.width) == (64, 64)
 
 

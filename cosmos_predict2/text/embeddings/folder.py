@@ -100,12 +100,9 @@ class EmbeddingFolder:
             log.warning("%s has %d tokens: cut to %d (logged once)", path, len(rows), num_tokens)
         return masked(rows, num_tokens)
 
+    @cached_property
     def record(self) -> EncoderRecord | None:
         """The record of the encoder; None in a folder made by other software."""
-        return self._record
-
-    @cached_property
-    def _record(self) -> EncoderRecord | None:
         record = read_record(self.folder)
         if record is None:
             log.info("%s has no %s: its encoder is unknown, and it is used as it is", self.folder, RECORD)
@@ -114,26 +111,25 @@ class EmbeddingFolder:
     @cached_property
     def width(self) -> int:
         """Numbers per token, by the record, or else by the first file."""
-        if (record := self.record()) is not None:
-            return record.width
+        if self.record is not None:
+            return self.record.width
         if not (files := embedding_files(self.folder)):
             raise DataError(f"{self.folder} holds no embeddings ({', '.join(SUFFIXES)}).")
         return int(read_embedding(next(iter(files.values()))[0]).shape[1])
 
     def require_encoder(self, name: str, num_tokens: int | None = None) -> None:
         """Raise unless the embeddings are of the encoder ``name``: its whole name, or its kind ("t5", "bytes")."""
-        record = self.record()
-        if record is not None and not is_encoder(record.encoder, name):
+        found = self.record.encoder if self.record else name
+        if not is_encoder(found, name):
             raise DataError(
-                f"{self.folder} holds embeddings by {record.encoder}, but {name} was asked for. Ask for that one"
-                f" (text_encoder={parse_name(record.encoder).kind}) if the model takes it, or delete the folder and"
+                f"{self.folder} holds embeddings by {found}, but {name} was asked for. Ask for that one"
+                f" (text_encoder={parse_name(found).kind}) if the model takes it, or delete the folder and"
                 f" encode the captions again: {encode_commands(self.folder.parent, name, num_tokens)}"
             )
 
     def command(self) -> str:
         """The command that adds what is missing, with the encoder of the folder."""
-        record = self.record()
-        return encode_commands(self.folder.parent, record.encoder if record else "")
+        return encode_commands(self.folder.parent, self.record.encoder if self.record else "")
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -157,21 +153,16 @@ def embedding_files(folder: Path) -> dict[str, list[Path]]:
 
 def read_embedding(path: Path) -> Tensor:
     """float32 [tokens, width] of one file, as many tokens as it has; every number of it is finite."""
-    if path.suffix != ".safetensors":
-        return _finite(pickles.read_rows(path), str(path))
     size = storage.size(path)
     if size > LARGEST_BYTES:
         raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
-    return embedding_in(path.read_bytes(), str(path))
+    with storage.open(path) as file:
+        return embedding_in(file.read(), str(path))
 
 
 def embedding_in(content: bytes, path: str) -> Tensor:
     """The embedding in the bytes of a file; ``path`` names it in errors, and its suffix decides how they are read."""
-    read = _in_safetensors if path.endswith(".safetensors") else pickles.rows_of
-    return _finite(read(content, path), path)
-
-
-def _finite(rows: Tensor, path: str) -> Tensor:
+    rows = (_in_safetensors if path.endswith(".safetensors") else pickles.rows_of)(content, path)
     if not torch.isfinite(rows.sum()):
         raise DataError(f"{path} holds NaN or infinity. Delete it and encode its caption again.")
     return rows
@@ -190,8 +181,7 @@ def write_embedding(folder: Path, stem: str, rows: Tensor, form: str, replaced: 
     if form == "pickle":
         pickles.write(path, rows)
     else:
-        content = save({KEY: rows.contiguous()})
-        storage.write_bytes(path, content)
+        storage.write_bytes(path, save({KEY: rows.contiguous()}))
     for old in replaced:
         if old != path:
             old.unlink(missing_ok=True)

@@ -29,15 +29,6 @@ _KIND = re.compile(r"[biuf][1-8]")  # numbers; all else has no place in an embed
 _ALLOWED = {"numpy.ndarray", "numpy.dtype", *_RECONSTRUCT, *_FROM_BUFFER, "_codecs.encode"}  # the last: protocol 2
 
 
-def read_rows(path: StrPath) -> Tensor:
-    """The embedding of a file as float32 [tokens, width], as many tokens as it has."""
-    size = storage.size(path)
-    if size > LARGEST_BYTES:
-        raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
-    with storage.open(path) as file:
-        return rows_of(file.read(), str(path))
-
-
 def write(path: StrPath, embedding: Tensor) -> None:
     """Write one embedding [tokens, width] in the exchange form: float16, without the zeros at its end, protocol 4."""
     array = np.ascontiguousarray(trimmed(embedding).to("cpu", torch.float16).numpy())
@@ -59,7 +50,7 @@ def padded(embedding: Tensor, num_tokens: int) -> Tensor:
 
 
 def rows_of(content: bytes, path: str) -> Tensor:
-    """The embedding in the bytes of a file; ``path`` names it in errors."""
+    """The embedding in the bytes of a file as float32 [tokens, width]; ``path`` names it in errors."""
     expected = f"{path} should hold a list with one array [tokens, width] of floating-point numbers"
     try:
         loaded = plain_pickle.read(content, _ALLOWED.__contains__, MOST_STEPS)

@@ -209,7 +209,7 @@ def _embeddings(
             report.note(f"{paths[0]} is read, and {others} is not: they have the same stem")
     reader = EmbeddingFolder(place)
     try:
-        record = reader.record()
+        record = reader.record
     except DataError as error:
         report.fault(place / "embeddings.json", "record", str(error))
         return embeddings, None

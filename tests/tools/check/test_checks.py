@@ -20,6 +20,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.embeddings.encode import embed_captions
+from cosmos_predict2.text.embeddings.folder import read_embedding
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tools.check.dataset import DatasetReport, as_text
 from cosmos_predict2.tools.prepare.latent_cache import cache_latents
@@ -174,7 +175,7 @@ def _malicious(folder: Path) -> None:
 
 
 def _nan(folder: Path) -> None:
-    rows = pickles.read_rows(folder / EMBEDDING)
+    rows = read_embedding(folder / EMBEDDING)
     rows[3, 5] = float("nan")
     _write_embedding(folder, rows)
 

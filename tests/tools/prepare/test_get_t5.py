@@ -79,7 +79,7 @@ def test_the_guides_command_encodes_with_t5_at_its_usual_place(
     assert start(get_t5_embeddings, "--data", f"{GUIDE}/train") == 0
     folder = EmbeddingFolder(f"{GUIDE}/train/t5_xxl")
     encoder = T5Encoder(str(t5))
-    assert folder.record().encoder == encoder.name and folder.width == 1024
+    assert folder.record.encoder == encoder.name and folder.width == 1024
     for stem, caption in CAPTIONS.items():
         embedding, mask = folder.read(stem)
         expected = encoder.encode(caption)[0]
@@ -160,7 +160,7 @@ def test_the_folder_of_embeddings_that_is_there_is_the_one_that_grows(start: Sta
     (folder / "metas" / "five.txt").write_text("turn")
     assert start(get_t5_embeddings, "--data", folder, *BYTES) == 2
     assert start(get_t5_embeddings, "--data", folder, *BYTES, "--adopt") == 0
-    assert EmbeddingFolder(folder / "text_embedding").record().captions.keys() == CAPTIONS.keys() | {"four", "five"}
+    assert EmbeddingFolder(folder / "text_embedding").record.captions.keys() == CAPTIONS.keys() | {"four", "five"}
 
 
 TABLE = '''\

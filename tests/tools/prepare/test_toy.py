@@ -16,6 +16,7 @@ from cosmos_predict2.data.toy.videos import ToyWorldStates, ToyWorldVideos, read
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
+from cosmos_predict2.text.embeddings.folder import read_embedding
 from cosmos_predict2.tools.prepare import toy_folder
 from cosmos_predict2.tools.prepare.toy_folder import METRES_PER_PIXEL, ToyFolder, write_folder
 from cosmos_predict2.toy_world.episodes import make_episodes
@@ -93,7 +94,7 @@ def test_clips_are_what_the_simulator_did(folder: Path) -> None:
         assert numpy.allclose(found[:, there], episodes.states[index][:, there], atol=1e-5)
         assert annotation["success"] == episodes.success[index] and len(annotation["rewards"]) == 8
         assert annotation["caption"] == caption == (place / "metas" / f"{name}.txt").read_text().strip()
-        embedding = pickles.read_rows(place / "t5_xxl" / f"{name}.pickle")
+        embedding = read_embedding(place / "t5_xxl" / f"{name}.pickle")
         assert torch.equal(embedding, pickles.trimmed(ENCODER.encode([caption])[0]))
 
 
