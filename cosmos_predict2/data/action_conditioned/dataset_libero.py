@@ -106,7 +106,7 @@ class LiberoDataset(ClipDataset):
         given = _transform(action_transform)
         demos = [
             demo
-            for demo in _all_demos(Path(root), suites, skip_bad_samples)
+            for demo in all_demos(Path(root), suites, skip_bad_samples)
             if mode == "all" or is_validation(demo.number, val_every) == (mode == "val")
             if outcome is None or is_success(demo) == (outcome == "success")
         ]
@@ -149,7 +149,7 @@ class LiberoDataset(ClipDataset):
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
         def states() -> list[list[float]]:
             root = str(arguments["root"])
-            return state_range(map(read_proprio, _all_demos(Path(root), arguments.get("suites"), False)), root)
+            return state_range(map(read_proprio, all_demos(Path(root), arguments.get("suites"))), root)
 
         return DataFacts(
             kind="LIBERO's files",
@@ -245,7 +245,8 @@ class LiberoSource(Source):
         return read_proprio(self.demo(i))[frames] if self._with_state else None
 
 
-def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list[Demo]:
+def all_demos(root: Path, suites: Sequence[str] | None = None, skip_bad: bool = False) -> list[Demo]:
+    """The demonstrations of these suites; a broken file is an error, or with ``skip_bad`` excluded with a warning."""
     demos, broken, count = [], [], 0
     for folder in find_suites(root, suites):
         for file in sorted(folder.glob(f"*{SUFFIX}")):

@@ -151,8 +151,7 @@ def _lerobot(
             contract=contract,
         )
 
-    for i in range(len(source)):
-        yield episode(i)
+    return map(episode, range(len(source)))
 
 
 def _bridge(folder: Path, camera: str | None) -> Iterator[RecordedEpisode]:
@@ -203,10 +202,7 @@ def _libero(root: Path, camera: str, gripper_dim: int) -> Iterator[RecordedEpiso
             known=lambda frame: {"state": dataset_libero.read_proprio(demo)[frame]},
         )
 
-    for suite in dataset_libero.find_suites(root):
-        for file in sorted(suite.glob(f"*{dataset_libero.SUFFIX}")):
-            for demo in dataset_libero.list_demos(file):
-                yield episode(demo)
+    return map(episode, dataset_libero.all_demos(root))
 
 
 def _toy(folder: Path) -> Iterator[RecordedEpisode]:
@@ -227,8 +223,7 @@ def _toy(folder: Path) -> Iterator[RecordedEpisode]:
             known=lambda frame: {"goal": episodes.states[i, frame, GOAL]},
         )
 
-    for i in range(len(episodes)):
-        yield episode(i)
+    return map(episode, range(len(episodes)))
 
 
 def _channels_last(frames_C_F_H_W: NDArray[numpy.uint8]) -> Pictures:

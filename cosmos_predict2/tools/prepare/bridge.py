@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -88,16 +89,15 @@ def look_through(folder: Path, *, workers: int | None = None) -> Contents:
         raise DataError(f"{annotations} has no folder of a split (train/, val/, test/).")
     contents = Contents()
     for split in splits:
-        jobs = [(path, folder) for path in annotation_files(split)]
-        outcome = run_jobs(_num_frames, jobs, what=f"looking through {split.name}", workers=workers)
+        files, what = annotation_files(split), f"looking through {split.name}"
+        outcome = run_jobs(partial(_num_frames, folder), files, what=what, workers=workers)
         contents.recordings[split.name] = len(outcome.results)
         contents.frames += sum(outcome.results)
         contents.faults += outcome.faults
     return contents
 
 
-def _num_frames(job: tuple[Path, Path]) -> int:
-    path, folder = job
+def _num_frames(folder: Path, path: Path) -> int:
     recording = recording_of(path, read_annotation(path))
     if not len(recording.poses):
         raise DataError(f"{path} has no state: its recording has no frames.")

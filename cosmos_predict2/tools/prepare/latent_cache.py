@@ -125,8 +125,7 @@ def cache_latents(
     storage.makedirs(folder)
     storage.remove_stale_temporaries(folder)
     if known is None:
-        content = json.dumps(asdict(record), indent=1).encode()
-        storage.write_bytes(folder / RECORD, content)
+        storage.write_text(folder / RECORD, json.dumps(asdict(record), indent=1))
     outcome: Outcome[str] = Outcome()
     windows = list(_windows(todo, rule, windows_per_clip, outcome))
     decoded = _Decoded(windows, functools.partial(clips.CROPS[crop], size=size), decoder)
@@ -163,7 +162,11 @@ def _write_clip(
             latents.append(tokenizer.encode(pixels)[0].cpu().to(dtype))
             starts.append(window.start)
     if fault is None and window is not None:
-        _write(folder, window, torch.stack(latents), starts)
+        checksums = [checksum(each, start, window.fps) for each, start in zip(latents, starts, strict=True)]
+        metadata = {"fps": repr(window.fps), "video": window.path.name, "video_bytes": str(window.path.stat().st_size)}
+        metadata |= {CHECKSUMS: json.dumps(checksums), READING: "2"}
+        content = save({"latents": torch.stack(latents), "starts": torch.tensor(starts)}, metadata)
+        storage.write_bytes(folder / f"{window.stem}{SUFFIX}", content)
     return fault
 
 
@@ -200,15 +203,6 @@ class _Decoded(Dataset[Any]):
             return clips.read_frames(window.path, window.frames, decoder=self._decoder, fit=self._fit)
         except UserError as error:
             return str(error)
-
-
-def _write(folder: Path, window: _Window, latents: Tensor, starts: Sequence[int]) -> None:
-    tensors = {"latents": latents.contiguous(), "starts": torch.tensor(starts)}
-    metadata = {"fps": repr(window.fps), "video": window.path.name, "video_bytes": str(window.path.stat().st_size)}
-    checksums = [checksum(each, start, window.fps) for each, start in zip(latents, starts, strict=True)]
-    metadata |= {CHECKSUMS: json.dumps(checksums), READING: "2"}
-    content = save(tensors, metadata)
-    storage.write_bytes(folder / f"{window.stem}{SUFFIX}", content)
 
 
 def _is_done(path: Path, video: Path) -> bool:

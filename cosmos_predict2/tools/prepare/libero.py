@@ -14,8 +14,9 @@ and with both dataset_statistics.json (of the controller's actions, by suite) an
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,6 @@ class LiberoSettings:
             raise ConfigError(f"val_every={self.val_every}; 2 or more, or 0 for no validation.")
 
 
-@dataclass(frozen=True)
-class _Job:
-    demo: Demo
-    out: Path
-    cameras: tuple[str, ...]
-    rotate: bool
-    split: str
-
-
 def download(repo_id: str, source: Path, suites: tuple[str, ...] | None, *, dry_run: bool = False) -> None:
     """Fetch the suites' files into ``source``, as far as they are not there."""
     patterns = [f"{suite}/*{SUFFIX}" for suite in suites or SUITES]
@@ -127,38 +119,33 @@ def _export(
 ) -> Outcome[Any]:
     if (found := require_own(out, FORMAT)) is not None:
         require_settings(out, found, _settings(settings))
-    splits = {True: "val", False: "train"}
-    jobs = [
-        _Job(demo, out, settings.cameras, settings.rotate, splits[is_validation(demo.number, settings.val_every)])
-        for demo in demos
-    ]
-    todo = [job for job in jobs if not _annotation_path(job).exists()]
-    needed = _bytes_needed(todo)
+    place = partial(_annotation_path, out, settings)
+    todo = [demo for demo in demos if not place(demo).exists()]
+    needed = _bytes_needed(todo, settings.cameras)
     size = storage.readable_bytes(needed)
-    log.info("%s: %d of %d demonstrations to write, about %s", out, len(todo), len(jobs), size)
+    log.info("%s: %d of %d demonstrations to write, about %s", out, len(todo), len(demos), size)
     if dry_run:
-        return Outcome(jobs)
+        return Outcome(demos)
     storage.require_space(out, needed, "Writing LIBERO out")
     _write_record(out, settings, relative_pose().to_dict(), demos, is_complete=False)
-    written = run_jobs(_write_demo, todo, what="writing demonstrations", workers=workers)
-    done = [job.demo for job in jobs if _annotation_path(job).exists()]
+    written = run_jobs(partial(_write_demo, out, settings), todo, what="writing demonstrations", workers=workers)
+    done = [demo for demo in demos if place(demo).exists()]
     outcome: Outcome[Any] = Outcome(list(done), written.faults)
     if not written.faults:
         outcome.faults += _finish(out, done, settings, relative_pose().to_dict(), is_whole)
     return outcome
 
 
-def _write_demo(job: _Job) -> str:
+def _write_demo(out: Path, settings: LiberoSettings, demo: Demo) -> None:
     """Write the clips of a demonstration, then its annotation."""
-    demo = job.demo
     poses, closed = read_poses(demo)
     actions = read_actions(demo)
     videos = []
-    for camera in job.cameras:
-        pictures = read_pictures(demo, camera, slice(None), rotate=job.rotate)
-        video = f"videos/{job.split}/{_name(demo)}/{camera}.mp4"
+    for camera in settings.cameras:
+        pictures = read_pictures(demo, camera, slice(None), rotate=settings.rotate)
+        video = f"videos/{_split(settings, demo)}/{_name(demo)}/{camera}.mp4"
         frames = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
-        write_video(job.out / video, frames, FPS)
+        write_video(out / video, frames, FPS)
         videos.append({"video_path": video})
     annotation = {
         "episode_id": _name(demo),
@@ -169,31 +156,32 @@ def _write_demo(job: _Job) -> str:
         "action": actions[:-1].round(7).tolist(),
         "suite": demo.suite,
         "task": demo.task,
-        "cameras": list(job.cameras),
-        "is_rotated": job.rotate,
+        "cameras": list(settings.cameras),
+        "is_rotated": settings.rotate,
     }
-    write_json(_annotation_path(job), annotation, indent=None)
-    return _name(demo)
+    write_json(_annotation_path(out, settings, demo), annotation, indent=None)
 
 
 def _name(demo: Demo) -> str:
     return f"{demo.suite}-{demo.task}-{demo.name}"
 
 
-def _annotation_path(job: _Job) -> Path:
-    return job.out / "annotation" / job.split / f"{_name(job.demo)}.json"
+def _split(settings: LiberoSettings, demo: Demo) -> str:
+    return "val" if is_validation(demo.number, settings.val_every) else "train"
 
 
-def _bytes_needed(jobs: list[_Job]) -> int:
+def _annotation_path(out: Path, settings: LiberoSettings, demo: Demo) -> Path:
+    return out / "annotation" / _split(settings, demo) / f"{_name(demo)}.json"
+
+
+def _bytes_needed(demos: list[Demo], cameras: Sequence[str]) -> int:
     """Estimated bytes of the clips and annotations, by the pictures of the first that has them; raises if none has."""
     fault: DataError | None = None
-    for job in jobs:
+    for demo in demos:
         try:
-            pixels = sum(
-                int(numpy.prod(read_pictures(job.demo, camera, slice(0, 1), rotate=False).shape[1:3]))
-                for camera in job.cameras
-            )
-            return sum(int(each.demo.length * (pixels * _BYTES_PER_PIXEL + 200) + 10_000) for each in jobs)
+            first = [read_pictures(demo, camera, slice(0, 1), rotate=False) for camera in cameras]
+            pixels = sum(int(numpy.prod(picture.shape[1:3])) for picture in first)
+            return sum(int(each.length * (pixels * _BYTES_PER_PIXEL + 200) + 10_000) for each in demos)
         except DataError as error:
             fault = fault or error
     if fault is not None:
@@ -208,16 +196,15 @@ def _finish(
     folder: Path, demos: list[Demo], settings: LiberoSettings, transform: dict[str, Any], is_whole: bool
 ) -> list[str]:
     """Statistics and the record, which is complete unless a file could not be read; gives the faults."""
-    statistics = {}
-    faults = []
-    for suite, group in groupby(sorted(demos, key=lambda demo: demo.suite), key=lambda demo: demo.suite):
-        used = [demo for demo in group if not is_validation(demo.number, settings.val_every)]
-        if used:
-            try:
-                of_suite = dataset_statistics(map(read_actions, used), map(read_proprio, used), mask=_MASK)
-                statistics[suite] = of_suite.to_dict()
-            except DataError as error:
-                faults.append(f"{suite}: {error}")
+    statistics, faults = {}, []
+    training = [demo for demo in demos if _split(settings, demo) == "train"]
+    for suite in sorted({demo.suite for demo in training}):
+        used = [demo for demo in training if demo.suite == suite]
+        try:
+            of_suite = dataset_statistics(map(read_actions, used), map(read_proprio, used), mask=_MASK)
+            statistics[suite] = of_suite.to_dict()
+        except DataError as error:
+            faults.append(f"{suite}: {error}")
     write_json(folder / STATISTICS, statistics)
     if not faults:
         _write_record(folder, settings, transform, demos, is_complete=is_whole)
@@ -227,7 +214,7 @@ def _finish(
 def _write_record(
     folder: Path, settings: LiberoSettings, transform: dict[str, Any], demos: list[Demo], *, is_complete: bool
 ) -> None:
-    val = sum(is_validation(demo.number, settings.val_every) for demo in demos)
+    val = sum(_split(settings, demo) == "val" for demo in demos)
     record = {
         "format": FORMAT,
         "is_complete": is_complete,

@@ -214,8 +214,8 @@ def test_windows_follow_each_other_and_cover_the_episode() -> None:
         windows = cut_windows(duration, size, last)
         assert windows[0].start == 0 and windows[-1].end == duration
         assert all(a.end == b.start for a, b in pairwise(windows))
-        assert all(abs(window.length - size) < 1e-9 for window in windows[:-1])
-        assert 0 < windows[-1].length <= last
+        assert all(abs(window.end - window.start - size) < 1e-9 for window in windows[:-1])
+        assert windows[-1].start < windows[-1].end <= windows[-1].start + last
     assert cut_windows(0.0) == []
 
 

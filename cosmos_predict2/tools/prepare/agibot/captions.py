@@ -6,8 +6,9 @@ that it does not name get the opening scene of their episode and what is done in
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +46,12 @@ def write_captions(source: AgibotSource) -> list[str]:
     """
     faults: list[str] = []
     sheet = _listed_captions(source, faults)
-    described: dict[str, dict[str, Described]] = {}
-    windows = [
-        (split, clip)
-        for split in SPLITS
-        for path in sorted((source.output / split / "videos").glob("*.mp4"))
-        if (clip := WindowName.of(path.stem)) is not None
-    ]
+    described = cache(partial(_of_task, source, faults))
     num_captions = 0
     for split in SPLITS:
-        clips = [clip for where, clip in windows if where == split]
-        lost = [c.stem for c in clips if not _write_one(source, split, c, sheet, described, faults)]
+        paths = sorted((source.output / split / "videos").glob("*.mp4"))
+        clips = [clip for path in paths if (clip := WindowName.of(path.stem)) is not None]
+        lost = [c.stem for c in clips if not _write_one(source.output / split / "metas", c, sheet, described)]
         num_captions += len(clips) - len(lost)
         names = f"; without one: {listed(lost)}" if lost else ""
         log.info("%s: %d videos, %d captions%s", source.output / split, len(clips), len(clips) - len(lost), names)
@@ -103,28 +99,20 @@ def _values(entry: Any, keys: tuple[str, ...], where: str) -> list[Any]:
 
 
 def _write_one(
-    source: AgibotSource,
-    split: str,
-    clip: WindowName,
-    sheet: Mapping[str, str],
-    described: dict[str, dict[str, Described]],
-    faults: list[str],
+    folder: Path, clip: WindowName, sheet: Mapping[str, str], described: Callable[[str], Mapping[str, Described]]
 ) -> bool:
-    """True if the window has a caption now."""
-    path = source.output / split / "metas" / f"{clip.stem}.txt"
+    """True if the window has a caption now; ``described`` gives the episodes of a task."""
+    path = folder / f"{clip.stem}.txt"
     there = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
     text = sheet.get(clip.stem, there)
-    if not text:
-        if clip.task not in described:
-            described[clip.task] = _of_task(source, clip.task, faults)
-        episode = described[clip.task].get(clip.episode)
-        text = episode.caption(clip.first, clip.last) if episode else ""
+    if not text and (episode := described(clip.task).get(clip.episode)):
+        text = episode.caption(clip.first, clip.last)
     if text and text != there:
         write_text(path, text)
     return bool(text)
 
 
-def _of_task(source: AgibotSource, task: str, faults: list[str]) -> dict[str, Described]:
+def _of_task(source: AgibotSource, faults: list[str], task: str) -> dict[str, Described]:
     path = source.task_info(task)
     if not path.is_file():
         log.warning("%s does not exist: windows get captions from %s only", path, _list_path(source))

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from cosmos_predict2.tools.jobs import num_cores, run_jobs
@@ -194,18 +195,11 @@ def is_kept(parts: tuple[str, ...], camera: str) -> bool:
     return parts[0] == "videos" and (not parts[-1].lower().endswith(".mp4") or parts[1:] == (f"{camera}.mp4",))
 
 
-@dataclass(frozen=True)
-class _Cleaning:
-    episode: Path
-    camera: str
-    dry_run: bool
-
-
 def clean(source: AgibotSource, *, workers: int | None, dry_run: bool) -> list[str]:
     """Delete everything but ``videos/<camera>.mp4`` of each episode that has it; a sentence for each that has not."""
-    items = [_Cleaning(episode, source.camera, dry_run) for episode in source.episodes()]
+    episodes, clean_one = source.episodes(), partial(_clean, source.camera, dry_run)
     # In this process: a folder is gone in less time than a worker takes to start, until there are very many.
-    outcome = run_jobs(_clean, items, what="cleaning", workers=0 if dry_run or len(items) < 500 else workers)
+    outcome = run_jobs(clean_one, episodes, what="cleaning", workers=0 if dry_run or len(episodes) < 500 else workers)
     num_files, size = sum(count for count, _ in outcome.results), sum(size for _, size in outcome.results)
     log.info(
         "%s %d files (%s) of %d episodes; their %s.mp4 stays",
@@ -215,14 +209,13 @@ def clean(source: AgibotSource, *, workers: int | None, dry_run: bool) -> list[s
     return outcome.faults
 
 
-def _clean(item: _Cleaning) -> tuple[int, int]:
+def _clean(camera: str, dry_run: bool, episode: Path) -> tuple[int, int]:
     """Number of deleted files, and their bytes."""
-    require_camera(item.episode, item.camera)
-    files = list(hub.files_below(item.episode))
-    deleted = [path for path in files if not is_kept(path.relative_to(item.episode).parts, item.camera)]
+    require_camera(episode, camera)
+    deleted = [path for path in hub.files_below(episode) if not is_kept(path.relative_to(episode).parts, camera)]
     size = sum(path.lstat().st_size for path in deleted)
-    folders = [path for path in _folders(item.episode, hidden=True) if path.name != "videos"]
-    if item.dry_run:
+    folders = [path for path in _folders(episode, hidden=True) if path.name != "videos"]
+    if dry_run:
         return len(deleted), size
     try:
         for path in deleted:
@@ -233,7 +226,7 @@ def _clean(item: _Cleaning) -> tuple[int, int]:
             else:
                 shutil.rmtree(folder)
     except OSError as error:
-        raise DataError(f"{item.episode} cannot be cleaned: {error}.") from error
+        raise DataError(f"{episode} cannot be cleaned: {error}.") from error
     return len(deleted), size
 
 

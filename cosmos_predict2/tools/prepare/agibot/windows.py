@@ -41,10 +41,6 @@ class Window:
     start: float
     end: float
 
-    @property
-    def length(self) -> float:
-        return self.end - self.start
-
     def frames(self, fps: float) -> tuple[int, int]:
         """The first and the last frame."""
         return int(self.start * fps), int(self.end * fps) - 1
