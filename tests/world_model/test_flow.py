@@ -11,7 +11,6 @@ from cosmos_predict2.diffusion.solvers import FLOW_SOLVERS, SOLVERS
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.objectives import EDM
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise
 from imaginaire.errors import ConfigError
 from tests.models.parts import LIMITS, NET, PooledPixels, awaken
@@ -67,14 +66,6 @@ def test_a_sample_does_not_depend_on_its_batch(schedule: str, own_timestep: floa
         torch.testing.assert_close(both[i : i + 1], alone, rtol=0, atol=2e-5)
 
 
-def test_given_frames_come_out_as_they_were() -> None:
-    pipe = make_pipeline()
-    given = pipe.world.given_latents(frames(count=5))
-    batch = {"t5_text_embeddings": text(), "fps": torch.full((2,), 10.0), "padding_mask": torch.zeros(2, 1, 32, 32)}
-    latent = pipe.world.generate_latents(batch, given, 2, options=GUIDED)
-    assert torch.equal(latent[:, :, :2], given[:, :, :2]) and not torch.equal(latent[:, :, 2], given[:, :, 2])
-
-
 def test_without_the_replacement_the_network_speaks_for_given_frames_too() -> None:
     noise = initial_noise((2, 16, 3, 4, 4), 0)
     states: dict[bool, list[Tensor]] = {True: [], False: []}
@@ -127,10 +118,3 @@ def test_conditioning_frames_have_the_level_of_training(solver: str, first: floa
 def test_settings_that_cannot_be_meant_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(values))):
         FlowConfig(**values)
-
-
-def test_a_network_of_noise_levels_is_not_sampled_by_flow_times() -> None:
-    pipe = make_pipeline()
-    pipe.world.objective = EDM(pipe.config)
-    with pytest.raises(ConfigError, match="unipc"):
-        pipe.generate(frames(), text(), options=SamplingOptions(solver="unipc"))
