@@ -117,6 +117,7 @@ SECTIONS: list[tuple[Callable[..., Any], dict[str, list[Any]]]] = [
     (DropoutConfig, {"dropout_rate": [-0.1, 1.1, math.nan]}),
     (SolverConfig, {"t_min": [0.0, -1.0, 80.0, math.nan], "t_max": [math.inf], "order": [0.0]}),
     (FlowConfig, {"shift": [0.0, math.inf], "timestep_scale": [0.0, -1.0], "conditional_frame_timestep": [1000.0]}),
+    (FlowConfig, {"schedule": ["cosine"]}),
     (Video2WorldPipelineConfig, {"sigma_conditional": [-1.0, math.nan], "state_ch": [0], "state_t": [0], "fps": [0]}),
     (Video2WorldPipelineConfig, {"sigma_data": [0.0], "video_noise_factor": [0.0]}),
     (Video2WorldPipelineConfig, {"rectified_flow_t_scaling_factor": [0.0, math.inf]}),
