@@ -21,6 +21,7 @@ from cosmos_predict2.world_model.world_model import WorldModel
 
 SIGMAS = (5.0, 10.0, 20.0, 40.0)  # where the noisy frames do not give away what happens
 PURE_NOISE = 80.0
+BATCH = 32
 LEAST_DIFFERENCE = 0.1  # of two samples' actions, as a share of the spread of all
 
 
@@ -110,7 +111,6 @@ def action_gap(
     condition: Condition,
     sigmas: Sequence[float] = SIGMAS,
     *,
-    batch_size: int = 32,
     origins: Sequence[str] = (),
 ) -> ActionGap | None:
     """The gap on these clips, without their conditioning frames; None where no two have different actions. ``origins``
@@ -122,7 +122,7 @@ def action_gap(
     worse_B = torch.zeros(len(chosen), dtype=torch.float64)
     for sigma in sigmas:
         sums = {"true": 0.0, "swapped": 0.0}
-        for part_B, worse in zip(chosen.split(batch_size), worse_B.split(batch_size)):
+        for part_B, worse in zip(chosen.split(BATCH), worse_B.split(BATCH)):
             rows = part_B.to(x0_B_C_T_H_W.device)
             x0, epsilon = x0_B_C_T_H_W[rows], epsilon_B_C_T_H_W[rows]
             for name, whole, sign in (("true", condition, -1), ("swapped", exchanged, 1)):

@@ -49,14 +49,14 @@ def by_chunk(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, chunk: int) -> di
     return found
 
 
-def things_by_chunk(episodes: Episodes, video_B_C_F_H_W: Tensor, chunk: int, seed: int = 0) -> dict[str, list[float]]:
+def things_by_chunk(episodes: Episodes, video_B_C_F_H_W: Tensor, chunk: int) -> dict[str, list[float]]:
     """Figures of each chunk in the toy world: see above. Distances are pixels, means over episodes."""
     ends = range(0, video_B_C_F_H_W.shape[2], chunk)
     seen_N_B_K_2 = [_places(video_B_C_F_H_W[:, :, end]) for end in ends]
     is_there_B_K = _of_states(episodes.states[:, 0])[..., 0] > 0
     rows = ("unseen", "consistency (px)", "error (px)", "error by chaos (px)")
     found: dict[str, list[float]] = {f"{row}, {thing}": [] for row in rows for thing in ("gripper", "objects")}
-    chaotic, generator, first_errors_B_K_2 = episodes.states[:, 0], numpy.random.default_rng(seed), None
+    chaotic, generator, first_errors_B_K_2 = episodes.states[:, 0], numpy.random.default_rng(0), None
     for i, end in enumerate(ends[1:]):
         before, after = seen_N_B_K_2[i], seen_N_B_K_2[i + 1]
         is_lost, begun = numpy.isnan(after[..., 0]), ~numpy.isnan(before[..., 0])

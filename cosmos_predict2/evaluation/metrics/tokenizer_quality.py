@@ -102,13 +102,10 @@ class TokenizerFigures:
         return f"the tokenizer is {self.verdict} for these recordings ({about}): {reasons}. {cures}."
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "share_of_actions": self.share_of_actions,
-            "verdict": self.verdict,
-            "reasons": [reason for _, reason, _ in self.faults()],
-            "cures": list(dict.fromkeys(cure for _, _, cure in self.faults())),
-        }
+        faults = self.faults()
+        found = {**asdict(self), "share_of_actions": self.share_of_actions, "verdict": self.verdict}
+        cures = list(dict.fromkeys(cure for _, _, cure in faults))
+        return {**found, "reasons": [reason for _, reason, _ in faults], "cures": cures}
 
 
 @torch.no_grad()

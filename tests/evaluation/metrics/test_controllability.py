@@ -91,7 +91,8 @@ def test_the_gap_is_that_of_a_loss_that_knows_the_true_actions(monkeypatch: pyte
 
     x0_of_all = x0
     monkeypatch.setattr(controllability, "velocity_errors", errors)
-    gap = action_gap(predictor(obeys=True), x0, epsilon, condition, [2.0, 4.0], batch_size=3)
+    monkeypatch.setattr(controllability, "BATCH", 3)
+    gap = action_gap(predictor(obeys=True), x0, epsilon, condition, [2.0, 4.0])
     assert gap is not None and gap.true == [1.0, 1.0]
     moved = (true - true.roll(-1, 0)).square().mean().item()
     assert gap.swapped == pytest.approx([1 + 2 * moved, 1 + 4 * moved])

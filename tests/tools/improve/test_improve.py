@@ -20,7 +20,7 @@ from cosmos_predict2.tools.improve.way import Options, RecordedSizes, chosen, st
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.programs import warm_python
 from tests.test_documentation import ROOT
-from tests.tools.improve.test_way import rate, writing
+from tests.tools.improve.test_way import RECORDED, rate, writing
 
 PAGE = (ROOT / "documentations/your_robot.md").read_text()
 SHORT = {
@@ -62,15 +62,15 @@ def recorded(num: int) -> Path:
 
 def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path) -> None:
     options = Options(data=Path("datasets/dot"), out=robot / "out", suite="gym:dot_robot:Dot-v0")
-    wider = RecordedSizes(size=(64, 64), height=64, camera="top", action_dim=3, num_actions=24, fps=10.0)
+    fitting = replace(RECORDED, action_dim=2)
     with pytest.raises(ConfigError, match=r"Dot-v0 does not fit the recordings, whose actions have 3 numbers: .* 2"):
-        ways.require_suite(options, wider)
+        ways.require_suite(options, RECORDED)
     with pytest.raises(ConfigError, match="info of a step has no arrived"):
-        ways.require_suite(replace(options, suite=f"{options.suite}?success=arrived"), replace(wider, action_dim=2))
+        ways.require_suite(replace(options, suite=f"{options.suite}?success=arrived"), fitting)
     other = replace(options, suite=f"{options.suite}?sentence=elsewhere")
     with pytest.raises(ConfigError, match=r"task 'elsewhere', which no recording.* Known: to the dot"):
-        ways.require_suite(other, replace(wider, action_dim=2, sentences=("to the dot",)))
-    stateful = replace(wider, action_dim=2, sentences=("to the dot",), state_dim=3)
+        ways.require_suite(other, replace(fitting, sentences=("to the dot",)))
+    stateful = replace(fitting, sentences=("to the dot",), state_dim=3)
     with pytest.raises(ConfigError, match=r"--state: the recordings have 3 numbers .*, but --suite .* shows 0"):
         ways.require_suite(replace(options, state=True), stateful)
 
@@ -136,7 +136,7 @@ def test_what_follows_the_choice_is_of_the_clone_that_was_chosen(
         return writing(options.out, contents)
 
     monkeypatch.setattr(ways, "steps_of", plan)
-    monkeypatch.setattr(ways, "look", lambda _: RecordedSizes((64, 64), 64, "top", 2, 24, 10.0))
+    monkeypatch.setattr(ways, "look", lambda _: RECORDED)
     monkeypatch.setattr(ways, "require_suite", lambda *_: None)
     found = ways.improve(options)
     assert (options.out / "learnt").read_text() == '"clone_2"'
