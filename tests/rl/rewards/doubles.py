@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards that behave well or badly, requests for them, and a service in a process of its own."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ class Served:
         with open(self.folder / "service.log", "ab") as file:
             self.process = subprocess.Popen([*command, *self.arguments], cwd=ROOT, env=environment, stderr=file)
         ends = time.monotonic() + HANG_S
-        while is_ready and self.get("/readyz").status != 200:
+        while is_ready and not self.is_ready():
             assert self.process.poll() is None, self.log()
             if time.monotonic() > ends:
                 raise TimeoutError(self.log())
@@ -119,20 +118,11 @@ class Served:
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def get(self, path: str, **headers: str) -> Answer:
-        import urllib.error
-        import urllib.request
-
+    def is_ready(self) -> bool:
         try:
-            request = urllib.request.Request(self.url(path), headers=headers)
-            with urllib.request.urlopen(request, timeout=HANG_S) as response:
-                text = response.read().decode()
-                return Answer(response.status, json.loads(text) if text.startswith("{") else {"text": text})
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(error.code, json.loads(error.read() or b"{}"))
-        except OSError:
-            return Answer(0, {})
+            return ask(self.url("/readyz"), None, {}, HANG_S).status == 200
+        except NoAnswer:
+            return False
 
     def enqueue(self, data: bytes, **headers: str) -> Answer:
         return ask(
@@ -177,14 +167,5 @@ def served(folder: Path, *arguments: str, **options: Any) -> Iterator[Served]:
 
 def in_threads(number: int, call: Any) -> list[Any]:
     """call(k) for each k at the same time."""
-    found: list[Any] = [None] * number
-
-    def one(k: int) -> None:
-        found[k] = call(k)
-
-    threads = [threading.Thread(target=one, args=(k,)) for k in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(number) as threads:
+        return list(threads.map(call, range(number)))

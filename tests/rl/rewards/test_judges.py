@@ -29,7 +29,7 @@ from imaginaire.config import instantiate
 from imaginaire.config.compose import compose
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.rl.rewards.service.here import Here
-from tests.rl.rewards.tiny_judges import REWARD_TOKENS, STATISTICS, make_reason1, make_video_align
+from tests.rl.rewards.tiny_judges import REWARD_TOKENS, STATISTICS, clips_of_noise, make_reason1, make_video_align
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,8 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return path, make_video_align(path)
 
 
-def clips(*prompts: str, frames: int = 9) -> Clips:
-    draws = torch.Generator().manual_seed(1)
-    video = torch.randint(0, 255, (len(prompts), 3, frames, 40, 60), dtype=torch.uint8, generator=draws)
-    return Clips(None, video, list(prompts), 16.0)
+def clips(*prompts: str, frames: int = 9) -> Any:
+    return clips_of_noise(*prompts, frames=frames, size=(40, 60), fps=16.0)
 
 
 def test_a_verdict_and_its_logits(folder: Path) -> None:
@@ -82,7 +80,6 @@ def test_video_align_scores_as_its_network_with_live_adapters_does(released: tup
     judge = judged(place, device="cpu")
     found = judge(clips("a red ball", "b", frames=33), {})
     video = clips("a red ball", "b", frames=33).video_B_C_F_H_W
-    assert video is not None
     network = adapted.base_model.model
     for row, prompt in enumerate(["a red ball", "b"]):
         patches = patches_of(video[row][:, [0, 11, 21, 32]].permute(1, 0, 2, 3), 100_352, 200_704)

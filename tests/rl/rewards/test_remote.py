@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 from urllib.parse import parse_qs
 
 import pytest
@@ -422,10 +423,9 @@ def test_video_and_half_precision_are_sent(scripted: Any) -> None:
     for options in (dict(media="video"), dict(latent_dtype="bfloat16")):
         reward = server.reward(**options)
         reward.fetch(reward.submit(clips, {}, "id"), 30)
-    video, latent = (wire.parse(one[2]) for one in server.asked("enqueue"))
+    video, latent = (cast(Any, wire.parse(one[2])) for one in server.asked("enqueue"))
     assert video.video() is not None and reward.needs_pixels is False
-    found = latent.latents()
-    assert found is not None and found.dtype == torch.bfloat16
+    assert latent.latents().dtype == torch.bfloat16
     assert far(clip=(1.0, 1.0)).clip == (1.0, 1.0)
     assert (far().score_key, RemoteReward("dance_grpo", enqueue_url="http://x", fetch_url="http://x").score_key) == (
         *("mean", "overall_reward"),
@@ -448,21 +448,13 @@ def test_a_run_with_a_wrong_token_ends_before_its_first_rollout(
             monkeypatch.setenv(f"WFM_REWARD_{name}", f"http://127.0.0.1:{server.server_address[1]}/{path}")
         return run(tmp_path / path, *rl_options(), f"+{RL}.rewards.far={far}")
 
-    rollouts = []
-    monkeypatch.setattr(FlowGRPOModel, "_roll_out", _counted(rollouts, FlowGRPOModel._roll_out))
+    roll_out = mock.create_autospec(FlowGRPOModel._roll_out, side_effect=FlowGRPOModel._roll_out)
+    monkeypatch.setattr(FlowGRPOModel, "_roll_out", roll_out)
     with pytest.raises(ConfigError, match=r"401.*token"):
         started(refusing)
-    assert not rollouts
+    assert not roll_out.called
     serving.script["pull"].insert(0, SCORES)  # of the first clip alone
     records = started(serving)
-    assert rollouts and records[0]["train/far_valid_rate"] == 1
+    assert roll_out.called and records[0]["train/far_valid_rate"] == 1
     sizes = [len(wire.parse(one[2]).prompts) for one in serving.asked("enqueue")]
     assert sizes[0] == 1 and {*sizes[1:]} == {2}
-
-
-def _counted(calls: list[int], method: Any) -> Any:
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return method(*arguments)
-
-    return counted

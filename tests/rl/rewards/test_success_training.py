@@ -17,7 +17,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.imagined import labelled_recordings
 from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
-from cosmos_predict2.rl.rewards import resnet, success_training
+from cosmos_predict2.rl.rewards import success_training
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
 from cosmos_predict2.rl.rewards.success_training import (
     LabelledPictures,
@@ -175,10 +175,7 @@ def test_ends_are_compared_by_what_is_paid_and_with_what_chance_gives() -> None:
     assert numpy.mean(by_chance > chance) == pytest.approx(0.05, abs=0.015)
 
 
-def test_scaled_log_odds_are_in_the_last_layer_and_stay_moderate_where_kinds_are_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(resnet, "_AT_ONCE", 4)
+def test_scaled_log_odds_are_in_the_last_layer_and_stay_moderate_where_kinds_are_apart() -> None:
     level = torch.tensor([250, 240, 230, 20, 10, 5])
     model, pictures = Said(), said(level > 100, level)
     model.net[7].bias.data.fill_(0.5)

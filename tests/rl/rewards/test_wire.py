@@ -24,6 +24,10 @@ def npy(array: numpy.ndarray, **options: Any) -> bytes:
     return file.getvalue()
 
 
+def parsed(data: bytes | bytearray) -> Any:
+    return wire.parse(data)
+
+
 def body(array: numpy.ndarray | None = None, **meta: Any) -> bytes:
     array = numpy.zeros((1, 4, 1, 2, 2), numpy.float32) if array is None else array
     whole = {"prompts": ["a"], "reward_fn": {"x": 1.0}, **meta}
@@ -116,13 +120,11 @@ def test_clips_and_context_come_back(dtype: torch.dtype) -> None:
         "num_conditional_frames": torch.tensor([1, 2]),
         "actions": torch.ones(2, 3, 4),
     }
-    request = wire.parse(wire.encode(clips, {"x": 1.0}, media="latent", context=context, request_id="a/b-1"))
+    request = parsed(wire.encode(clips, {"x": 1.0}, media="latent", context=context, request_id="a/b-1"))
     assert request.prompts == clips.prompts
     assert request.fps == [10.0, 10.0]
     assert request.request_id == "a/b-1"
-    found = request.latents()
-    assert found is not None
-    assert torch.equal(found, latents) and found.dtype == dtype
+    assert torch.equal(request.latents(), latents) and request.latents().dtype == dtype
     assert torch.equal(request.context["true_latents"], latents + 1)
     assert torch.equal(request.context["actions"], context["actions"])
     assert request.context["num_conditional_frames"] == [1, 2]
@@ -144,26 +146,21 @@ def test_what_is_just_within_the_limits_is_read() -> None:
 def test_what_is_read_may_be_written_and_only_latents_change_their_type() -> None:
     data = bytearray(body(numpy.ones((1, 4, 1, 2, 2), numpy.float32)))
     before = bytes(data)
-    latents = wire.parse(data).latents()
-    assert latents is not None
-    latents.zero_()
+    parsed(data).latents().zero_()
     assert data == before
     clips = Clips(torch.ones(1, 4, 1, 2, 2), torch.full((1, 3, 1, 8, 8), 7, dtype=torch.uint8), ["a"], 16.0)
-    video = wire.parse(wire.encode(clips, {"x": 1.0}, media="video", latent_dtype=torch.float16)).video()
-    assert video is not None and torch.equal(video, clips.video_B_C_F_H_W)  # type: ignore[arg-type]
+    video = parsed(wire.encode(clips, {"x": 1.0}, media="video", latent_dtype=torch.float16)).video()
+    assert torch.equal(video, clips.video_B_C_F_H_W)  # type: ignore[arg-type]
 
 
 def test_arrays_in_fortran_order_are_read() -> None:
     latents = numpy.random.default_rng(0).random((1, 4, 2, 3, 4), numpy.float32)
-    found = wire.parse(body(numpy.asfortranarray(latents))).latents()
-    assert found is not None
-    assert (found.numpy() == latents).all()
+    assert (parsed(body(numpy.asfortranarray(latents))).latents().numpy() == latents).all()
 
 
 def test_a_picture_is_a_video_of_one_frame() -> None:
     pixels = numpy.random.default_rng(0).integers(0, 255, (1, 6, 8, 3), numpy.uint8)
-    video = wire.parse(body(pixels, media_type="image")).video()
-    assert video is not None
+    video = parsed(body(pixels, media_type="image")).video()
     assert video.shape == (1, 3, 1, 6, 8)
     assert (video[0, :, 0].permute(1, 2, 0).numpy() == pixels[0]).all()
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from cosmos_predict2.rl.interfaces import Clips
+
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
 REWARD_TOKENS = ["<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>"]
 STATISTICS = {"VQ_mean": 0.5, "VQ_std": 2.0, "MQ_mean": -0.25, "MQ_std": 0.5, "TA_mean": 1.0, "TA_std": 4.0}
@@ -15,6 +17,12 @@ TEXT = dict(
     bos_token_id=None, eos_token_id=None,
     rope_parameters=dict(rope_type="default", mrope_section=[2, 3, 3], rope_theta=1e6),
 )  # fmt: skip
+
+
+def clips_of_noise(*prompts: str, frames: int, size: tuple[int, int], fps: float) -> Any:
+    draws = torch.Generator().manual_seed(1)
+    video = torch.randint(0, 255, (len(prompts), 3, frames, *size), dtype=torch.uint8, generator=draws)
+    return Clips(None, video, list(prompts), fps)
 
 
 def tokenizer_of_bytes(special: list[str]) -> Any:

@@ -48,7 +48,7 @@ class Here:
         self.thread.start()
 
     def close(self) -> None:
-        self.worker.draining.set()
         if self.thread.ident is not None:
+            self.worker.draining.set()
             self.thread.join()
         self.queue.close()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,7 +177,8 @@ def test_kills_of_worker_and_server_in_mid_batch_lose_nothing(tmp_path: Path) ->
         scored = Counter((tmp_path / "scored.txt").read_text().splitlines())
         assert len(scored) == 24
         assert sum(scored.values()) <= 24 + 2 * 4  # at most the two portions that were cut short
-        metrics = service.get("/metrics").content["text"]
+        with urllib.request.urlopen(service.url("/metrics"), timeout=HANG_S) as page:
+            metrics = page.read().decode()
         assert 'reward_jobs{reward="mean",state="done"} 24' in metrics
         assert service.stop() == 0 and "did not finish in time" not in service.log()  # its worker is drained
 

@@ -5,7 +5,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,13 @@ from tests.rl.rewards.doubles import ROOT, body, mean
 from tests.rl.rewards.service.here import Here
 
 LONGEST_S = 60.0  # of what a process does at once
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Here]:
+    here = Here(tmp_path)
+    yield here
+    here.close()
 
 
 class Steps:
@@ -49,8 +56,8 @@ def leases(script: list[Any]) -> Any:
     return lease
 
 
-def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_path: Path) -> None:
-    made, job = Here(tmp_path), Job("t", "mean", 1, body("a"))
+def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(made: Here) -> None:
+    job = Job("t", "mean", 1, body("a"))
     lease = leases([[], [], [job], *[[]] * 5, OSError("gone"), [job], OSError("gone"), [job], []])
     held: list[list[Job]] = []
     made.worker.reward.max_batch = 2
@@ -62,12 +69,10 @@ def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(tmp_pa
     made.worker.run()
     assert steps.waits == pytest.approx([0.01, 0.02, 0.01, 0.02, 0.04, 0.08, 0.1, workers.OUTAGE_WAIT_S, 1.0, 0.01])
     assert held[-2:] == [[job], []]  # while it is scored, and then
-    made.queue.close()
 
 
-def test_results_and_reasons_are_written_and_reported(tmp_path: Path) -> None:
+def test_results_and_reasons_are_written_and_reported(made: Here) -> None:
     """Of a portion with a failure, a lease that another has, and a result that cannot be written."""
-    made = Here(tmp_path)
     queue, worker = made.queue, made.worker
     for k in range(5):
         queue.put(f"t{k}", {"mean": "v1"}, b"body", "d", 2)
@@ -90,11 +95,10 @@ def test_results_and_reasons_are_written_and_reported(tmp_path: Path) -> None:
     results[:] = [good]
     worker._score([job])
     assert made.reports[-1]["decode_s"] == 0.0
-    made.queue.close()
 
 
-def test_leases_are_kept_after_a_renewal_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, asked = Here(tmp_path), []
+def test_leases_are_kept_after_a_renewal_that_failed(made: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
 
     def renew(jobs: Sequence[Job], worker: str, seconds: float) -> None:
         asked.append((jobs, worker, seconds))
@@ -108,7 +112,6 @@ def test_leases_are_kept_after_a_renewal_that_failed(tmp_path: Path, monkeypatch
     with pytest.raises(SystemExit):
         made.worker._keep_leases()
     assert asked == [(jobs, "w", 30.0)] * 2
-    made.queue.close()
 
 
 class Told:
@@ -172,9 +175,9 @@ def test_the_process_of_a_worker_speaks_to_its_server_and_ends_with_it(tmp_path:
     queue.close()
 
 
-def test_a_portion_keeps_its_leases_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_portion_keeps_its_leases_however_long_it_takes(made: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a lease is always left over for a worker that is held up."""
-    made, clock, stolen, is_asked, is_over = Here(tmp_path), [0.0], [], threading.Event(), threading.Event()
+    clock, stolen, is_asked, is_over = [0.0], list[Any](), threading.Event(), threading.Event()
     lease_s, others = made.worker.lease_s, threading.enumerate()  # which may keep leases, too
 
     def nap(seconds: float) -> None:
@@ -199,21 +202,4 @@ def test_a_portion_keeps_its_leases_however_long_it_takes(tmp_path: Path, monkey
     made.queue.put("t", {"mean": "v"}, body("a"), "d", 1)
     made.work()
     assert is_over.wait(LONGEST_S)
-    made.close()
     assert not stolen
-
-
-def test_a_suspect_is_scored_first_and_alone(tmp_path: Path) -> None:
-    made = Here(tmp_path)
-    queue, worker = made.queue, made.worker
-    worker.reward.max_batch, worker.lease_s = 2, LONGEST_S
-    for ticket in ("s0", "s1", "t0", "t1", "t2"):
-        queue.put(ticket, {"mean": "v"}, b"body", ticket, 1)
-        if ticket == "s1":
-            queue.lease("mean", "dead", 2, LONGEST_S)
-            queue.release("mean", "dead", "signal 9", has_died=True)
-    for expected in (["s0"], ["s1"], ["t0", "t1"], ["t2"]):
-        jobs = worker._next_portion()
-        assert [job.ticket for job in jobs] == expected
-        assert all(queue.finish(job, "w", "{}", "v") for job in jobs)
-    made.close()
