@@ -26,6 +26,7 @@ from imaginaire import distributed
 from imaginaire.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
+CONFIG = "cosmos_predict2/configs/base/config.py"
 
 
 def device_and_dtype() -> tuple[torch.device, torch.dtype]:

@@ -33,7 +33,6 @@ from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import Callback
 
-CONFIG = "cosmos_predict2/configs/base/config.py"
 RL, PIPE = "model.config.rl", "model.config.pipe_config"
 QUIET = ["ckpt_type=dummy", "trainer.run_validation=false"]
 ROWS = {  # what is shown -> phases of the trainer
@@ -122,11 +121,11 @@ class IterationCosts:
 
 def measure(overrides: list[str], experiences: int) -> IterationCosts:
     """Run so many experiences, after one that is not timed."""
-    work = read_workload(compose(CONFIG, overrides), 1)
+    work = read_workload(compose(machine.CONFIG, overrides), 1)
     passes = passes_of(work)
     Clock.steps.clear()
     last = f"trainer.max_iter={(experiences + 1) * passes.updates}"
-    machine.launch(CONFIG, [*overrides, last])
+    machine.launch(machine.CONFIG, [*overrides, last])
     timed = Clock.steps[passes.updates :]
     names = {name for step in timed for name in step}
     seconds = {name: sum(step.get(name, 0.0) for step in timed) / len(timed) for name in names}
@@ -145,9 +144,9 @@ def passes_of(work: Workload) -> Passes:
 
 def timed(overrides: list[str]) -> list[str]:
     """The overrides with nothing but their steps, and the clock."""
-    names = compose(CONFIG, overrides).trainer.callbacks
+    names = compose(machine.CONFIG, overrides).trainer.callbacks
     others = [f"trainer.callbacks.{name}=null" for name in names if name != "grad_clip"]
-    return [*overrides, *others, "+trainer.callbacks.clock={_target_: benchmarks.rl_step.Clock}"]
+    return [*overrides, *others, f"+trainer.callbacks.clock={{_target_: {__name__}.Clock}}"]
 
 
 # --- published recipes, reduced
@@ -161,7 +160,7 @@ def settings(experiment: str, size: str, architecture: str) -> list[str]:
     found += [f"model={family}_video2world_rl_tiny", f"{PIPE}.state_t=4"] if is_tiny else []
     found += ["model_parallel.context_parallel_size=1", "model.config.fsdp_shard_size=0"]
     found += ["model.config.model_manager_config.dit_path=''"]
-    config = compose(CONFIG, found)
+    config = compose(machine.CONFIG, found)
     net = config.model.config.pipe_config.net
     if family == "predict2p5":
         width = net["crossattn_proj_in_channels"]
@@ -208,11 +207,12 @@ def run_released(arguments: argparse.Namespace) -> None:
 def measure_released(experiment: str, architecture: str, arguments: argparse.Namespace, *others: str) -> None:
     """Run so many experiences after one that is not timed, and print what they took."""
     overrides = [*settings(experiment, arguments.size, architecture), *arguments.overrides, *others]
-    config = compose(CONFIG, overrides)
+    config = compose(machine.CONFIG, overrides)
     rl = rl_of(config.model["config"])
     parts = config.dataloader_train.batch_size * rl.num_rollout // rl.rollout_batch
     overrides.append(f"trainer.grad_accum_iter={parts // rl.minibatches * rl.num_trained}")
-    print(f"  {differences(compose(CONFIG, [f'experiment={experiment}']), compose(CONFIG, overrides))}", flush=True)
+    recipe, ours = (compose(machine.CONFIG, words) for words in ([f"experiment={experiment}"], overrides))
+    print(f"  {differences(recipe, ours)}", flush=True)
     machine.forget_peak_memory()
     found = measure(overrides, arguments.steps)
     rows, clips, updates = found.rows(), found.passes.clips, found.passes.updates
@@ -267,6 +267,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import importlib
-
-    importlib.import_module("benchmarks.rl_step").main()  # the module that configurations name
+    main()

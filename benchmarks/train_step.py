@@ -34,8 +34,6 @@ from imaginaire.config.schema import Config
 from imaginaire.errors import TrainingError, UserError
 from imaginaire.training.callbacks import Callback
 
-ROOT = Path(__file__).resolve().parents[1]
-CONFIG = "cosmos_predict2/configs/base/config.py"
 SIZES_IN_PIXELS = {"480": [432, 768], "720": [704, 1280]}
 NET = "model.config.pipe_config.net"
 FALLBACKS = [  # tried in this order when memory runs out, each on top of those before it
@@ -132,7 +130,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
     found = [f"trainer.max_iter={timed + arguments.profile}", "trainer.run_validation=False", "ckpt_type=dummy"]
     found += [
         "trainer.callbacks.progress_bar=null",
-        f"+trainer.callbacks.clock={{_target_: benchmarks.train_step.StepClock, num_timed: {timed}}}",
+        f"+trainer.callbacks.clock={{_target_: {__name__}.StepClock, num_timed: {timed}}}",
     ]
     if arguments.random_weights or arguments.model_size == "tiny":
         found.append("model.config.model_manager_config.dit_path=''")
@@ -153,7 +151,7 @@ def measure(what: str, overrides: list[str]) -> StepCosts:
     StepClock.losses.clear()
     StepClock.profiled.clear()
     machine.forget_peak_memory()
-    config = machine.launch(CONFIG, overrides)
+    config = machine.launch(machine.CONFIG, overrides)
     first, *steps = StepClock.seconds
     tokens, flops = work(config, StepClock.shapes)
     allocated, reserved = machine.peak_memory()
@@ -283,6 +281,4 @@ def predicted(value: Any, form: str) -> str:
 
 
 if __name__ == "__main__":
-    import importlib
-
-    importlib.import_module("benchmarks.train_step").main()  # the module that configurations name
+    main()

@@ -91,7 +91,7 @@ def bare_loop(steps: int) -> list[float]:
 def trainer_loop(steps: int, *overrides: str) -> list[float]:
     """Seconds of each step of the trainer with its default callbacks."""
     StepEnds.times.clear()
-    clock = "+trainer.callbacks.clock={_target_: benchmarks.trainer_overhead.StepEnds}"
+    clock = f"+trainer.callbacks.clock={{_target_: {__name__}.StepEnds}}"
     machine.launch(CONFIG, [*SETTINGS, f"trainer.max_iter={steps}", clock, *overrides])
     return [b - a for a, b in pairwise(StepEnds.times)]
 
@@ -126,7 +126,7 @@ def saving(pairs: int, step_s: float) -> float | None:
 
     Both halves of a pair come from one run, seconds apart: what else the machine does meets both.
     """
-    heavy = ["model._target_=benchmarks.trainer_overhead.HeavyModel", f"+model.step_s={step_s}"]
+    heavy = [f"model._target_={__name__}.HeavyModel", f"+model.step_s={step_s}"]
     heavy += ["+model.ballast=6.0"]  # weights and average: 2 x 24 MB
     times = trainer_loop(20 * (pairs + 1), *heavy, "checkpoint.save_iter=20", "checkpoint.keep_last=2")[19:]
     if len(times) < 20 * pairs:
@@ -156,6 +156,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import importlib
-
-    importlib.import_module("benchmarks.trainer_overhead").main()  # the module that configurations name
+    main()

@@ -24,7 +24,6 @@ import numpy
 import torch
 
 from benchmarks import machine, rollout
-from benchmarks.train_step import CONFIG, ROOT
 from cosmos_predict2.compat.rlinf.configurations import translate_embodiment
 from cosmos_predict2.compat.rlinf.files import load_embodiment
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
@@ -38,7 +37,7 @@ from cosmos_predict2.rl.rewards.resnet import SuccessClassifier
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.training.callbacks import Callback
 
-CONFIGS = str(ROOT / "examples/embodiment/config")
+CONFIGS = str(machine.ROOT / "examples/embodiment/config")
 NAMES = {"openvla": "cosmos_libero_spatial_grpo_openvlaoft", "pi05": "cosmos_libero_spatial_grpo_openpi05"}
 NETWORKS: dict[str, type] = {"openvla": OpenVLAModel, "pi05": Pi05Network}
 DECISIONS = {"openvla": 2, "pi05": 8}  # of an episode: with 16 environments a published micro-batch, 32 and 128
@@ -220,7 +219,7 @@ def measure(policy: str, size: str, args: argparse.Namespace) -> None:
         grpo.log_probs = phases.timed("update: probabilities", log_probs)
         try:
             with without_drawing(NETWORKS[policy]):
-                machine.launch(CONFIG, overrides)
+                machine.launch(machine.CONFIG, overrides)
         finally:
             grpo.log_probs = log_probs
             if len(phases.seconds) > 1:
