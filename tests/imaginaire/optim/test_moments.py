@@ -19,6 +19,7 @@ from imaginaire.optim.adamw import FusedAdamW, fused_adamw
 from imaginaire.optim.state import load_named_state, named_state
 from imaginaire.training.model import PowerEMA
 from tests.far_device import FarDevice, device, register
+from tests.imaginaire.optim.gradients import equal
 from tests.multiprocess import run_distributed
 from tests.training import difference
 
@@ -78,8 +79,7 @@ def test_offloading_changes_no_number(dtype: torch.dtype, numel: int) -> None:
     with mock.patch.object(adamw_module, "OPEN_NUMEL", numel):
         for model, offload in zip(models, (False, True), strict=True):
             _train(model, fused_adamw(model, lr=3e-3, offload=offload), range(20))
-    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(a, b), name
+    assert equal(*models)
 
 
 def test_bytes_and_numbers_of_each_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, kept: dict[st
     assert load_named_state(again, resumed, torch.load(tmp_path / "optim.pt", weights_only=True)) == []
     for a, b in ((model, optimizer), (resumed, again)):
         _train(a, b, range(10, 20))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+    assert equal(model, resumed)
     assert difference(named_state(optimizer, model), named_state(again, resumed)) is None
 
 

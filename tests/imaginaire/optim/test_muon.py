@@ -13,6 +13,8 @@ from imaginaire.errors import ConfigError
 from imaginaire.optim.adamw import fused_adamw
 from imaginaire.optim.muon import COEFFICIENTS, Muon, muon, orthogonal
 from imaginaire.optim.state import load_named_state, named_state
+from tests.imaginaire.optim.gradients import equal, take_steps
+from tests.training import difference
 
 
 class Net(nn.Module):
@@ -35,12 +37,6 @@ class Net(nn.Module):
 def _net(dtype: torch.dtype = torch.float32) -> Net:
     torch.manual_seed(0)
     return Net().to(dtype)
-
-
-def _set_grads(model: nn.Module, step: int) -> None:
-    generator = torch.Generator().manual_seed(step)
-    for param in model.parameters():
-        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
 
 
 def _reference(w: Tensor, grads: list[Tensor], lr: float, momentum: float, nesterov: bool, decay: float) -> Tensor:
@@ -66,10 +62,8 @@ def test_matrices_follow_the_formula_and_the_rest_is_adamw(dtype: torch.dtype, n
     optimizer = muon(model, lr=0.03, adam_lr=2e-3, momentum=0.9, nesterov=nesterov, weight_decay=0.1)
     adam = fused_adamw(other, lr=2e-3, weight_decay=0.1, betas=(0.9, 0.99))
     grads: dict[str, list[Tensor]] = {name: [] for name in start}
-    for step in range(6):
-        for m, o in ((model, optimizer), (other, adam)):
-            _set_grads(m, step)
-            o.step()
+    for number in range(6):
+        take_steps([number], (model, optimizer), (other, adam))
         for name, param in model.named_parameters():
             grads[name].append(param.grad.clone())
     theirs = dict(other.named_parameters())
@@ -110,9 +104,7 @@ def test_steps_in_bfloat16_give_nearly_the_same() -> None:
     weights = []
     for precision in ("float32", "bfloat16"):
         model = _net()
-        optimizer = muon(model, precision=precision)
-        _set_grads(model, 0)
-        optimizer.step()
+        take_steps([0], (model, muon(model, precision=precision)))
         weights.append(model.blocks[0]["up"].weight.detach())
     assert not torch.equal(*weights)
     assert_close(*weights, rtol=0, atol=1e-3)
@@ -135,9 +127,7 @@ def test_parameters_are_divided_by_name_and_shape() -> None:
 def test_resuming_equals_no_interruption(dtype: torch.dtype, by_name: bool) -> None:
     straight = _net(dtype)
     optimizer = muon(straight, weight_decay=0.01)
-    for step in range(3):
-        _set_grads(straight, step)
-        optimizer.step()
+    take_steps(range(3), (straight, optimizer))
     resumed = copy.deepcopy(straight)
     file = io.BytesIO()
     torch.save(named_state(optimizer, straight) if by_name else optimizer.state_dict(), file)
@@ -147,14 +137,9 @@ def test_resuming_equals_no_interruption(dtype: torch.dtype, by_name: bool) -> N
         assert load_named_state(again, resumed, torch.load(file, weights_only=True)) == []
     else:
         again.load_state_dict(torch.load(file, weights_only=True))
-    for step in range(3, 6):
-        for m, o in ((straight, optimizer), (resumed, again)):
-            _set_grads(m, step)
-            o.step()
-    for p, q in zip(straight.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(p, q)
-        for key, value in optimizer.state[p].items():
-            assert torch.equal(value, again.state[q][key]) and value.dtype == again.state[q][key].dtype
+    take_steps(range(3, 6), (straight, optimizer), (resumed, again))
+    assert equal(straight, resumed)
+    assert difference(named_state(optimizer, straight), named_state(again, resumed)) is None
     if not by_name:
         return
     files = [io.BytesIO(), io.BytesIO()]

@@ -26,18 +26,13 @@ from imaginaire.optim.schedules import (
     lambda_linear,
 )
 from imaginaire.optim.state import load_named_state, named_state, reset_masters
+from tests.imaginaire.optim.gradients import equal, set_grads, take_steps
 from tests.training import difference
 
 
 def _model(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3)).to(dtype)
-
-
-def _set_grads(model: nn.Module, step: int) -> None:
-    generator = torch.Generator().manual_seed(step)
-    for param in model.parameters():
-        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
 
 
 def _reference(w: Tensor, grads: list[Tensor], lr: float, wd: float, betas: tuple[float, float], eps: float) -> Tensor:
@@ -59,10 +54,9 @@ def test_follows_the_formula(dtype: torch.dtype, eps: float) -> None:
     start = [p.detach().clone() for p in model.parameters()]
     optimizer = fused_adamw(model, lr=1e-2, weight_decay=0.1, betas=[0.9, 0.99], eps=eps)
     grads: list[list[Tensor]] = []
-    for step in range(20):
-        _set_grads(model, step)
+    for number in range(20):
+        take_steps([number], (model, optimizer))
         grads.append([p.grad.clone() for p in model.parameters()])
-        optimizer.step()
     for i, (param, w) in enumerate(zip(model.parameters(), start, strict=True)):
         expected = _reference(w, [g[i] for g in grads], 1e-2, 0.1, (0.9, 0.99), eps)
         state = optimizer.state[param]
@@ -80,10 +74,7 @@ def test_equals_torch_adamw_in_float32(fused: bool) -> None:
     ours, theirs = _model(), _model()
     a = fused_adamw(ours, lr=3e-3, weight_decay=0.05)
     b = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.05, betas=(0.9, 0.99), fused=fused)
-    for step in range(10):
-        for model, optimizer in ((ours, a), (theirs, b)):
-            _set_grads(model, step)
-            optimizer.step()
+    take_steps(range(10), (ours, a), (theirs, b))
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(p, q) if fused else assert_close(p, q, rtol=1e-6, atol=1e-7) is None
 
@@ -91,8 +82,7 @@ def test_equals_torch_adamw_in_float32(fused: bool) -> None:
 def test_masters_can_be_left_out() -> None:
     model = _model(torch.bfloat16)
     optimizer = fused_adamw(model, master_weights=False)
-    _set_grads(model, 0)
-    optimizer.step()
+    take_steps([0], (model, optimizer))
     assert not any("master" in values for values in optimizer.state.values())
 
 
@@ -100,12 +90,11 @@ def test_a_parameter_without_gradient_is_left_alone() -> None:
     model = _model()
     optimizer = fused_adamw(model)
     before = model[2].weight.detach().clone()
-    _set_grads(model, 0)
+    set_grads(model, 0)
     model[2].weight.grad = None
     optimizer.step()
     assert torch.equal(model[2].weight, before) and model[2].weight not in optimizer.state
-    _set_grads(model, 1)
-    optimizer.step()
+    take_steps([1], (model, optimizer))
     assert optimizer.state[model[2].weight]["step"] == 1 and optimizer.state[model[0].weight]["step"] == 2
 
 
@@ -201,7 +190,7 @@ def test_apex_path_equals_torchs(dtype: torch.dtype) -> None:
     a._kernel = _UpdateWithApex(apex, apex)
     for step in range(6):
         for model, optimizer in ((ours, a), (theirs, b)):
-            _set_grads(model, step)
+            set_grads(model, step)
             if step in (0, 3):
                 model[2].weight.grad = None  # counters differ from here on: torch takes over
             optimizer.step()
@@ -217,9 +206,7 @@ def test_apex_path_equals_torchs(dtype: torch.dtype) -> None:
 def _trained(dtype: torch.dtype = torch.bfloat16, steps: int = 3, **options: Any) -> tuple[nn.Module, Any]:
     model = _model(dtype)
     optimizer = fused_adamw(model, lr=1e-2, **options)
-    for step in range(steps):
-        _set_grads(model, step)
-        optimizer.step()
+    take_steps(range(steps), (model, optimizer))
     return model, optimizer
 
 
@@ -238,12 +225,9 @@ def test_state_by_name_continues_exactly(tmp_path: Path) -> None:
     resumed.load_state_dict(model.state_dict())
     again = fused_adamw(resumed, lr=1e-2)
     assert load_named_state(again, resumed, state) == []
-    for step in range(3, 6):
-        for m, o in ((model, optimizer), (resumed, again)):
-            _set_grads(m, step)
-            o.step()
-    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(p, q) and torch.equal(optimizer.state[p]["master"], again.state[q]["master"])
+    take_steps(range(3, 6), (model, optimizer), (resumed, again))
+    assert equal(model, resumed)
+    assert difference(named_state(optimizer, model), named_state(again, resumed)) is None
 
 
 def test_leaving_out_the_masters_is_noted_and_changes_the_run(tmp_path: Path) -> None:
@@ -255,9 +239,7 @@ def test_leaving_out_the_masters_is_noted_and_changes_the_run(tmp_path: Path) ->
     again = fused_adamw(resumed, lr=1e-2)
     (note,) = load_named_state(again, resumed, state)
     assert "no float32 masters of 6 parameters" in note
-    for m, o in ((model, optimizer), (resumed, again)):
-        _set_grads(m, 9)
-        o.step()
+    take_steps([9], (model, optimizer), (resumed, again))
     assert not torch.equal(optimizer.state[model[0].weight]["master"], again.state[resumed[0].weight]["master"])
 
 
@@ -267,8 +249,7 @@ def test_a_load_before_the_first_step_decides_the_masters() -> None:
     other = _model(torch.bfloat16, seed=5)
     again = fused_adamw(other, lr=0.0)
     load_named_state(again, other, state)
-    _set_grads(other, 0)
-    again.step()
+    take_steps([0], (other, again))
     assert torch.equal(other[0].weight, model[0].weight)
     reset_masters(again)
     with torch.no_grad():
@@ -288,17 +269,13 @@ def test_state_by_name_of_other_optimizers(kind: str, tmp_path: Path) -> None:
 
     model = _model()
     optimizer = build(model.parameters())
-    _set_grads(model, 0)
-    optimizer.step()
+    take_steps([0], (model, optimizer))
     state = _through_a_file(named_state(optimizer, model), tmp_path / "optim.pt")
     resumed = copy.deepcopy(model)
     again = build(resumed.parameters())
     load_named_state(again, resumed, state)
-    for m, o in ((model, optimizer), (resumed, again)):
-        _set_grads(m, 1)
-        o.step()
-    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(p, q)
+    take_steps([1], (model, optimizer), (resumed, again))
+    assert equal(model, resumed)
 
 
 def test_state_by_position_is_read_in_both_known_orders() -> None:
@@ -340,8 +317,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded() -> None:
 def test_state_of_another_optimizer_is_refused() -> None:
     model = _model()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    _set_grads(model, 0)
-    sgd.step()
+    take_steps([0], (model, sgd))
     with pytest.raises(CheckpointError, match="is of SGD, this run configures FusedAdamW"):
         load_named_state(fused_adamw(model), model, named_state(sgd, model))
     with pytest.raises(CheckpointError, match="has momentum_buffer but no exp_avg, exp_avg_sq, step"):
@@ -430,9 +406,8 @@ def test_a_rate_in_a_tensor_follows_the_schedule() -> None:
         if in_tensor:  # what capturable does on CUDA
             _put_lr_on(torch.device("cpu"), optimizer.param_groups[0])
         scheduler = ConfiguredLR(optimizer, lambda_linear([4], [100], [0.1], [1.0], [0.0]))
-        for step in range(6):
-            _set_grads(model, step)
-            optimizer.step()
+        for number in range(6):
+            take_steps([number], (model, optimizer))
             scheduler.step()
         scheduler.load_state_dict(scheduler.state_dict())
         runs.append((model, float(optimizer.param_groups[0]["lr"]), named_state(optimizer, model)))
