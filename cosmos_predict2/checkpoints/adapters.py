@@ -21,7 +21,7 @@ from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
 from cosmos_predict2.checkpoints.dit_weights import clean_name
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, below, local_file, names_at, shape_of
+from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, below, json_in, names_at, shape_of
 from imaginaire.distributed.parallel import is_dtensor
 from imaginaire.errors import CheckpointError, ConfigError, near
 
@@ -293,12 +293,8 @@ def _read_peft(path: str, names: Iterable[str], alpha: float | None) -> Adapter:
     file = next((name for name in PEFT_FILES if name in names), None)
     if file is None:
         raise CheckpointError(f"{path} has {PEFT_CONFIG}, but none of {', '.join(PEFT_FILES)}.")
-    where = below(path, PEFT_CONFIG)
-    try:
-        config = foreign_json.load_object(local_file(where))
-    except ValueError as error:
-        raise CheckpointError(f"{where} cannot be read: {error}.") from error
-    settings = PeftSettings.of(config, where)
+    config = json_in(path, PEFT_CONFIG)
+    settings = PeftSettings.of(config, below(path, PEFT_CONFIG))
     found = _adapter(path, weights.read(below(path, file)), settings, alpha)
     found = _with_base(found, safetensors_header(below(path, file)))
     return replace(found, base=found.base or config.get("base_model_name_or_path") or "")

@@ -22,9 +22,9 @@ from cosmos_predict2.checkpoints.verify import differences, other_settings, refu
 from cosmos_predict2.released import REASON1_ENCODER_DIR, T5, checkpoint_dir
 from cosmos_predict2.text import clip, t5, wan_files
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from imaginaire import foreign_json, storage
+from imaginaire import storage
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import is_hub, local_file, names_at
+from imaginaire.checkpoint.weight_files import is_hub, json_in, local_file, names_at
 from imaginaire.errors import CheckpointError, ConfigError
 
 FOLDER_FORMS = ("diffusers-pipeline", "released")
@@ -100,9 +100,7 @@ def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = 
             own_settings["image_processor/preprocessor_config.json"] = wan_files.PREPROCESSOR
         else:
             tokenizers[storage.join(to, "image_processor")] = _required(beside, "image_processor")
-    scheduler = family.scheduler
-    if storage.exists(own := storage.join(beside, SCHEDULER)):
-        scheduler = foreign_json.load_object(local_file(own))
+    scheduler = json_in(*os.path.split(storage.join(beside, SCHEDULER))) or family.scheduler
     index: Config = {"_class_name": family.pipeline, "scheduler": ["diffusers", scheduler["_class_name"]]}
     index |= {"transformer": ["diffusers", config["_class_name"]], "vae": ["diffusers", "AutoencoderKLWan"]}
     index |= {name: ["transformers", cls] if cls else [None, None] for name, cls in components.items()}
@@ -141,7 +139,7 @@ def verify_parts(folder: Folder) -> None:
 def _faults(folder: Folder) -> Iterator[str]:
     for destination, (source, cls) in folder.encoders.items():
         yield from differences(_encoder(source, cls), weights.read(destination))
-        yield from other_settings(_encoder_config(source, cls), read_config(destination) or {}, destination)
+        yield from other_settings(_encoder_config(source, cls), read_config(destination), destination)
     for destination, source in folder.tokenizers.items():
         for name in _files(source):
             places = [storage.join(place, name) for place in (source, destination)]
@@ -149,7 +147,7 @@ def _faults(folder: Folder) -> Iterator[str]:
                 yield f"{places[1]} is not {places[0]}"
     for name, content in folder.settings.items():
         file = storage.join(folder.job.destination, name)
-        yield from other_settings(content, foreign_json.load_object(local_file(file)), name)
+        yield from other_settings(content, json_in(*os.path.split(file)), name)
 
 
 # The parts and their places -------------------------------------------------------------------------------------------
@@ -228,6 +226,6 @@ def _encoder_config(source: str, cls: str) -> Config:
     config = read_config(source)
     if wan_files.is_original(source):
         config = wan_files.clip_settings(source) if cls == "CLIPVisionModel" else wan_files.umt5_settings(source)
-    if config is None:
+    if not config:
         raise CheckpointError(f"{source} has no {CONFIG}. Fetch the folder again.")
     return {**config, "architectures": [cls]}

@@ -32,9 +32,8 @@ from cosmos_predict2.released import NETWORKS, WAN_NETWORKS
 from cosmos_predict2.tokenizers import wan_network
 from cosmos_predict2.tokenizers.wan_network import LATENTS_MEAN, LATENTS_STD, WanConfig, WanVAE
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from imaginaire import foreign_json
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import below, local_file, names_at, shape_of
+from imaginaire.checkpoint.weight_files import json_in, shape_of
 from imaginaire.errors import CheckpointError, ConfigError
 
 CONFIG = "config.json"
@@ -92,7 +91,7 @@ def net_arguments(source: str, family: Family, card: ModelCard, rope_scale: Rati
     """The arguments that a network was built with: from its shapes, and what these do not show (RoPE ratios, heads of
     Wan2.1) from the record, a config.json or the release."""
     recorded = {key: value for key, value in card.net.items() if not key.startswith("_")}
-    recorded = recorded or diffusers_net(source) or {}
+    recorded = recorded or diffusers_net(source)
     released = {**NETWORKS, **WAN_NETWORKS}.get(family.network or "", {})
     if rope_scale is not None and not family.is_wan:
         recorded = {**recorded, **{f"rope_{axis}_extrapolation_ratio": r for axis, r in zip("thw", rope_scale)}}
@@ -121,22 +120,16 @@ def _require_a_class(source: str, family: Family) -> None:
         )
 
 
-def read_config(address: str) -> Config | None:
-    """The config.json of a folder, or of the transformer in a pipeline; None where there is none."""
-    folder = inside_a_pipeline(address)
-    if CONFIG not in names_at(folder):
-        return None
-    try:
-        return foreign_json.load_object(local_file(below(folder, CONFIG)))
-    except ValueError as error:
-        raise CheckpointError(f"{folder}/{CONFIG} cannot be read: {error}.") from error
+def read_config(address: str) -> Config:
+    """The config.json of a folder, or of the transformer in a pipeline; {} where there is none."""
+    return json_in(inside_a_pipeline(address), CONFIG)
 
 
-def diffusers_net(source: str) -> Config | None:
-    """Our network's arguments from the config.json of a folder of diffusers or of Wan2.1; None for other sources."""
+def diffusers_net(source: str) -> Config:
+    """Our network's arguments from the config.json of a folder of diffusers or of Wan2.1; {} for other sources."""
     config = read_config(source)
-    if config is None or not {"num_attention_heads", "num_heads"} & set(config):
-        return None
+    if not {"num_attention_heads", "num_heads"} & set(config):
+        return {}
     of = wan_names if config.get("_class_name") in wan_names.CLASS_NAMES else diffusers_names
     try:
         return of.net_kwargs(config)
@@ -160,7 +153,7 @@ _OURS, _THEIRS = "encoder.conv1.weight", "encoder.conv_in.weight"
 def _tokenizer(source: str, found: Mapping[str, Tensor]) -> Network:
     """The tokenizer; its latents' constants are those of the release where no config.json has others."""
     is_theirs = _THEIRS in found
-    config = (read_config(source) if is_theirs else None) or {}
+    config = read_config(source) if is_theirs else {}
     if others := {name: config[name] for name, value in _FIXED.items() if config.get(name, value) != value}:
         raise CheckpointError(f"{source}/{CONFIG} has {others}: it is of another tokenizer than Wan2.1's.")
     try:

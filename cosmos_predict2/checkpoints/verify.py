@@ -37,7 +37,7 @@ def verify_network(job: Export) -> None:
     problems = [*differences(source.tensors, written.tensors, job.dtype)]
     if job.form in ("diffusers", "original"):
         config = source.config if job.form == "diffusers" else source.original_config
-        problems += other_settings(config() if config else {}, read_config(job.destination) or {})
+        problems += other_settings(config() if config else {}, read_config(job.destination))
     refuse(job, problems)
     log.info("verified: %d tensors are those of %s", len(source.tensors), job.source)
     _compare_outputs(job, source, written)

@@ -125,6 +125,16 @@ def local_file(address: str) -> Path:
     return _hub_fetch(repository, revision, inner, address)
 
 
+def json_in(address: str, name: str) -> dict[str, Any]:
+    """The object in a JSON file of a local, remote or hub folder; {} where there is no such file."""
+    if name not in names_at(address):
+        return {}
+    try:
+        return foreign_json.load_object(local_file(below(address, name)))
+    except ValueError as error:
+        raise CheckpointError(f"{address}/{name} cannot be read: {error}.") from error
+
+
 def is_hub(address: str) -> bool:
     """True for ``hf://...``, and for ``organisation/name`` that is no path here: its first part does not exist."""
     has_form = _HUB_ID.fullmatch(address) is not None and not address.endswith(TENSOR_SUFFIXES)

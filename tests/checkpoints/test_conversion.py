@@ -389,6 +389,12 @@ def test_faults_and_missing_parts_of_a_whole_folder_are_found(tmp_path: Path, mo
         with pytest.raises(CheckpointError, match=message):
             _convert(*words, "--verify")
         _convert(*words, "--overwrite")
+    scheduler = Path(pipeline, "scheduler/scheduler_config.json")
+    scheduler.write_text("{")
+    for damaged in ([*words, "--verify"], ["--from", f"{pipeline}/transformer", "--to", str(tmp_path / "other")]):
+        with pytest.raises(CheckpointError, match=r"scheduler_config\.json cannot be read"):
+            _convert(*damaged)
+    _convert(*words, "--overwrite")
     without = ["--from", source, "--to", str(tmp_path / "without")]
     for part, cure in [(T5, "--text_encoder_path FOLDER, or --no_text_encoder"), ("tokenizer", "--tokenizer_path PA")]:
         shutil.rmtree(tmp_path / "here" / part)

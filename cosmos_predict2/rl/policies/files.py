@@ -291,16 +291,6 @@ def check_public(arguments: Mapping[str, Any], context: CheckContext, name: str)
         yield error(f"{context.key}.path", str(problem))
 
 
-def public_json(address: str, name: str) -> dict[str, Any]:
-    """The content of a file of a public folder, {} where there is no such file."""
-    if name not in names_at(address):
-        return {}
-    try:
-        return foreign_json.load_object(local_file(below(address, name)))
-    except ValueError as error:
-        raise CheckpointError(f"{address}/{name} cannot be read: {error}.") from error
-
-
 def load_weights(policy: nn.Module, path: str, which: str = "auto") -> None:
     """Put the weights of a policy's file, or of a run or checkpoint that trained one, into ``policy``, every name
     accounted for; ``which`` is "net", "net_ema" or "auto"."""

@@ -16,10 +16,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.policies.files import public_json
 from cosmos_predict2.rl.policies.openvla.inputs import statistics_for
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, local_file, names_at
+from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, json_in, local_file, names_at
 from imaginaire.checkpoint.weight_files import below as below_address
 from imaginaire.errors import CheckpointError
 
@@ -160,7 +159,7 @@ class Folder:
 
     def statistics(self, config: Mapping[str, Any], key: str) -> tuple[str, Mapping[str, Any]]:
         """Those of a data set, of their own file or of config.json; and its name."""
-        return statistics_for(public_json(self.address, STATISTICS) or config.get("norm_stats", {}), key, self.address)
+        return statistics_for(json_in(self.address, STATISTICS) or config.get("norm_stats", {}), key, self.address)
 
     def small_files(self) -> dict[str, Path]:
         """All that are no weights: settings, statistics, the tokenizer."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning
-from cosmos_predict2.rl.policies.files import check_public, public_json, require_public, result_of
+from cosmos_predict2.rl.policies.files import check_public, require_public, result_of
 from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
 from cosmos_predict2.rl.policies.openvla import inputs
 from cosmos_predict2.rl.policies.openvla.inputs import Statistics, with_gripper, without_gripper
@@ -26,7 +26,7 @@ from cosmos_predict2.rl.policies.openvla.model import MODEL_TYPE, OpenVLAModel, 
 from cosmos_predict2.rl.policies.openvla.tiny import write_tiny
 from cosmos_predict2.text import pretrained
 from imaginaire import storage
-from imaginaire.checkpoint.weight_files import below
+from imaginaire.checkpoint.weight_files import below, json_in
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.findings import CheckContext, Finding
 
@@ -91,7 +91,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         require_public(path, "openvla_oft")
         path = result_of(path)
         self.folder = Folder(path)
-        config = public_json(path, CONFIG)
+        config = json_in(path, CONFIG)
         if not (kind := str(config.get("model_type", MODEL_TYPE))).startswith(MODEL_TYPE):
             raise CheckpointError(
                 f"{path} holds a model of type '{kind}', not OpenVLA: give an OpenVLA folder, or another policy."
@@ -114,7 +114,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         self.tokens = inputs.ActionTokens(sizes.vocabulary, sizes.bins)
         self.prompts = inputs.Prompts(self.folder.tokenizer_folder(), max_tokens, sizes.pad_id)
         self.preprocessor = inputs.Preprocessor.of(
-            public_json(path, inputs.PREPROCESSOR), below(path, inputs.PREPROCESSOR), bool(settings["center_crop"])
+            json_in(path, inputs.PREPROCESSOR), below(path, inputs.PREPROCESSOR), bool(settings["center_crop"])
         )
         self._read_network(sizes, attention)
         add_adapters(self.model, lora_rank, lora_path, without=("action_head.",))
@@ -336,7 +336,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         given = {name: self.arguments[name] for name in RECORDED if self.arguments[name] is not None}
         for name, content in ((CONFIG, given), (STATISTICS, self._own_statistics)):
             if content:
-                whole = {**public_json(self.folder.address, CONFIG), **content} if name == CONFIG else content
+                whole = {**json_in(self.folder.address, CONFIG), **content} if name == CONFIG else content
                 storage.write_text(Path(folder) / name, json.dumps(whole, indent=1) + "\n")
 
 
@@ -347,7 +347,7 @@ def recorded_settings(path: str, actions_B_A_D: Tensor, *, keep_statistics: bool
     A gripper of LIBERO takes -1 and 1 alone; another last number is a robot's own and stays as it is.
     """
     folder = Folder(path)
-    config = public_json(path, CONFIG)
+    config = json_in(path, CONFIG)
     key, _ = _known_statistics(folder, config, "")
     gripper = inputs.default_gripper(config, key)
     if gripper == "libero" and not (actions_B_A_D[..., -1].abs() == 1).all():

@@ -25,10 +25,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.policies.files import public_json
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import below, local_file, names_at
+from imaginaire.checkpoint.weight_files import below, json_in, local_file, names_at
 from imaginaire.errors import CheckpointError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -169,7 +168,7 @@ def export(
 
 def settings(folder: str) -> dict[str, Any]:
     """The content of config.json, with what lerobot's processors say besides."""
-    config = public_json(folder, CONFIG)
+    config = json_in(folder, CONFIG)
     return {**_processor_settings(folder, config), **config} if BEFORE in names_at(folder) else config
 
 
