@@ -25,7 +25,7 @@ from imaginaire.buildable import target_of
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weights import LoadReport
 from imaginaire.config.lazy_config import signature, to_data
-from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.errors import CheckpointError, ConfigError, listed, near
 from imaginaire.optim import lora
 from imaginaire.optim.lora import LoraSpec
 
@@ -103,8 +103,7 @@ def fitted(
         allow_missing += ("*.lora_A.*", "*.lora_B.*")
         return targets, weights.renamed(source, _below_adapters(targets)), allow_missing
     if has_adapters:
-        for problem in alpha_differences(read_card(path), lora.lora_spec(net)):
-            raise CheckpointError(problem)
+        require_alpha(read_card(path), lora.lora_spec(net))
     return targets, source, allow_missing
 
 
@@ -116,8 +115,7 @@ def _require_whole_embedders(targets: Mapping[str, Tensor], source: Mapping[str,
     if 0 < len(absent) < len(wanted):
         raise CheckpointError(
             f"{path} has {len(wanted) - len(absent)} of the {len(wanted)} tensors of the network's action embedders,"
-            f" and lacks {', '.join(absent[:4])}{', ...' if len(absent) > 4 else ''}: it is damaged, or of another"
-            " network."
+            f" and lacks {listed(absent, 4)}: it is damaged, or of another network."
         )
 
 
@@ -257,11 +255,11 @@ def parse_transform(value: Any) -> ActionTransform:
     return controller(int(match[2] or 7), scale) if name == "controller" else relative_pose(scale)
 
 
-def alpha_differences(trained: ModelCard, wanted: LoraSpec | None) -> Iterator[str]:
-    """Reasons why a network's adapters cannot take over a checkpoint's: those were trained with another alpha."""
+def require_alpha(trained: ModelCard, wanted: LoraSpec | None) -> None:
+    """Raise where a network's adapters would take over a checkpoint's that were trained with another alpha."""
     recorded = trained.lora_alpha
     if wanted is not None and recorded is not None and wanted.alpha != recorded:
-        yield (
+        raise CheckpointError(
             f"{trained.path} has adapters that were trained with alpha {recorded:g}, the network's have"
             f" {wanted.alpha:g}: their effect would change by a factor of {wanted.alpha / recorded:g}. Set"
             f" model.config.lora_alpha={recorded:g}."

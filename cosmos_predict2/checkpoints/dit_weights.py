@@ -23,7 +23,7 @@ from cosmos_predict2.released import NETWORKS, describe_missing, download_comman
 from imaginaire import storage
 from imaginaire.checkpoint import weight_files, weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at, shape_of
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, listed
 
 log = logging.getLogger(__name__)
 
@@ -416,8 +416,7 @@ def _what_it_is(names: Mapping[str, Any]) -> str:
     """The likely kind of weights of another sort, for messages."""
     if is_adapter(names):
         return "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
-    shown = ", ".join(list(names)[:4])
-    return f"'{_PATCH}' and its kin are missing. Its names: {shown or 'none'}" + (", ..." if len(names) > 4 else "")
+    return f"'{_PATCH}' and its kin are missing. Its names: {listed(list(names), 4) or 'none'}"
 
 
 def _article(family: Family) -> str:

@@ -121,21 +121,8 @@ def written_file(job: Export) -> str:
 
 
 def network_of_job(job: Export) -> Network:
-    """The network to write: its adapters merged or kept, as the job asks."""
-    return _with_adapters(job, open_network(job.source, job.which, job.rope_scale))
-
-
-def _original(network: Network) -> Callable[[], Config]:
-    if network.original_config is None:
-        raise CheckpointError(
-            f"{network.source} is {network.described}: it was released as a single file, with the names that --to pt"
-            " and --to safetensors write. --to original is for networks of Wan2.1."
-        )
-    return network.original_config
-
-
-def _with_adapters(job: Export, network: Network) -> Network:
-    """The network with its adapters merged or kept, as the job asks, and its card for that."""
+    """The network to write with its adapters merged or kept, as the job asks, and its card for that."""
+    network = open_network(job.source, job.which, job.rope_scale)
     card = network.card
     without = replace(card, lora_rank=None, lora_alpha=None, lora_targets="")
     if card.lora_rank is None:
@@ -157,6 +144,15 @@ def _with_adapters(job: Export, network: Network) -> Network:
             " --lora_alpha NUMBER"
         )
     return replace(network, card=replace(card, lora_alpha=alpha))
+
+
+def _original(network: Network) -> Callable[[], Config]:
+    if network.original_config is None:
+        raise CheckpointError(
+            f"{network.source} is {network.described}: it was released as a single file, with the names that --to pt"
+            " and --to safetensors write. --to original is for networks of Wan2.1."
+        )
+    return network.original_config
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from cosmos_predict2.checkpoints.card import (
     card_tensors,
     read_card,
 )
-from cosmos_predict2.checkpoints.dit_loading import alpha_differences
+from cosmos_predict2.checkpoints.dit_loading import require_alpha
 from cosmos_predict2.conditioner import GIVEN_VIEW_KEY, TEXT_KEY, Condition
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.diffusion import rectified_flow
@@ -161,8 +161,7 @@ class Video2WorldModel(ImaginaireModel):
 
     def on_load_path(self, path: str) -> None:
         """Raise where adapters would go on that were trained with another alpha."""
-        for problem in alpha_differences(read_card(path), lora.lora_spec(self.net)):
-            raise CheckpointError(problem)
+        require_alpha(read_card(path), lora.lora_spec(self.net))
         self.actions.take_over(read_card(path).opened())
         self._compare_with_start(path)
 

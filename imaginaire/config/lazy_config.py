@@ -63,7 +63,7 @@ class LazyCall:
         content: dict[str, Any] = {"_target_": target}
         if isinstance(target, type) and (is_config_class(target) or issubclass(target, (dict, list, tuple))):
             # As a value such a class would be taken for the schema of a typed node, or for a container.
-            content = {"_target_": f"{target.__module__}.{target.__qualname__}"}
+            content = {"_target_": describe(target)}
         for parameter in signature(target).values() if callable(target) else ():
             is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             if is_named and _is_showable(parameter.default):

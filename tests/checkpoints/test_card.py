@@ -48,7 +48,7 @@ from cosmos_predict2.world_model.world_model import SamplingOptions, build_world
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import CheckpointError, ConfigError
 from scripts import convert
-from tests.checkpoints.nets import assert_same_parameters
+from tests.checkpoints.nets import assert_same_parameters, filled, save
 
 FEWEST = "min_num_conditional_frames"
 INVISIBLE_ONES = {"summed_action_dims": [1, 2], "summed_action_scale": 0.5, "reads_text": False}
@@ -76,13 +76,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
     config.net.update(INVISIBLE_ONES)
     config.fps, config.timestamps.t_min, config.state_t = 7, 5.0, 3
-    net = build_world_model(config, dtype=torch.float32).load().net
-    with torch.no_grad():
-        for number, parameter in enumerate(net.parameters()):
-            parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(number))
+    net = filled(build_world_model(config, dtype=torch.float32).load().net)
     state = {f"net.{name}": value for name, value in net.state_dict().items()}
-    (folder / "checkpoints/model").mkdir(parents=True)
-    torch.save({**state, TRANSFORM_KEY: text_tensor(controller(4, 1.0).to_json())}, _checkpoint(folder))
+    state[TRANSFORM_KEY] = text_tensor(controller(4, 1.0).to_json())
+    save(_checkpoint(folder).parent, state, _checkpoint(folder).name)
     tree = {"model": {"config": {"pipe_config": config}}, "dataloader_train": {"dataset": {"video_size": [48, 64]}}}
     (folder / "config.yaml").write_text(to_yaml(tree))
     return folder
@@ -98,9 +95,7 @@ def _exported(source: Path | str, path: Path) -> str:
 
 
 def _saved(folder: Path, **tensors: Any) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save({"net.x": torch.zeros(1), **tensors}, folder / "model.pt")
-    return str(folder / "model.pt")
+    return save(folder, {"net.x": torch.zeros(1), **tensors})
 
 
 def _pipeline(path: str) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from imaginaire.command_line import values_of
 from imaginaire.errors import ConfigError
 from scripts import download_checkpoints
 from tests.checkpoints.hub_server import Hub, serve
-from tests.checkpoints.nets import SMALL, random_net, released_state
+from tests.checkpoints.nets import SMALL, random_net, released_state, save
 from tests.programs import finished, warm_python
 
 VIDEO_2B = "nvidia/Cosmos-Predict2-2B-Video2World"
@@ -157,24 +157,19 @@ def _check(folder: Path, *words: str) -> dict[str, tuple[list[str], str]]:
 
 
 def test_a_whole_file_passes_with_a_note_of_its_dtype(tmp_path: Path, small_release: None) -> None:
-    place = tmp_path / VIDEO_2B
-    place.mkdir(parents=True)
-    torch.save(released_state(random_net(), dtype=torch.bfloat16), place / "model-720p-16fps.pt")
+    save(tmp_path / VIDEO_2B, released_state(random_net(), dtype=torch.bfloat16), "model-720p-16fps.pt")
     faults, note = _check(tmp_path)["model-720p-16fps.pt"]
     assert not faults and note == f"{len(list(random_net().parameters()))} tensors, bfloat16"
 
 
 @pytest.mark.parametrize("fault", ["missing file", "missing key", "other shape", "other size", "cut short", "web page"])
 def test_each_fault_of_a_file_is_found(fault: str, tmp_path: Path, small_release: None) -> None:
-    place = tmp_path / VIDEO_2B
-    place.mkdir(parents=True)
-    path = place / "model-720p-16fps.pt"
     state = released_state(random_net(**(dict(num_blocks=3) if fault == "other size" else {})))
     if fault == "missing key":
         del state["net.blocks.1.mlp.layer2.weight"]
     if fault == "other shape":
         state["net.t_embedding_norm.weight"] = torch.ones(31)
-    torch.save(state, path)
+    path = Path(save(tmp_path / VIDEO_2B, state, "model-720p-16fps.pt"))
     if fault == "cut short":
         path.write_bytes(path.read_bytes()[:-1000])
     if fault == "web page":
@@ -196,10 +191,9 @@ def test_the_command_lists_faults_and_fails(tmp_path: Path, capsys: Any) -> None
 
 def test_a_text_encoder_with_a_lost_shard_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "google-t5" / "t5-11b"
-    folder.mkdir(parents=True)
+    save(folder, {"shared.weight": torch.ones(2)}, "pytorch_model-00001-of-00002.bin")
     for name in ("config.json", "spiece.model"):
         (folder / name).write_text("{}")
-    torch.save({"shared.weight": torch.ones(2)}, folder / "pytorch_model-00001-of-00002.bin")
     plan = make_plan(DownloadFlags(model_types=("video2world",), model_sizes=("2B",), no_guardrail=True))
     results = {Path(path).name: faults for path, faults, _ in check(plan, str(tmp_path))}
     assert "00002-of-00002" in results["t5-11b"][0]
@@ -209,8 +203,7 @@ def test_a_text_encoder_with_a_lost_shard_is_found(tmp_path: Path) -> None:
 
 
 def _hub(tmp_path: Path) -> Hub:
-    torch.save(released_state(random_net(seed=1), dtype=torch.bfloat16), tmp_path / "released.pt")
-    weights = (tmp_path / "released.pt").read_bytes()
+    weights = Path(save(tmp_path, released_state(random_net(seed=1), dtype=torch.bfloat16))).read_bytes()
     return Hub(
         {
             VIDEO_2B: {
@@ -237,15 +230,18 @@ def _command(
     return finished(warm_python(), "-c", code, *asked, "--checkpoint_dir", folder / "here", *words, **settings)
 
 
+def _fetched(folder: Path) -> set[str]:
+    paths = {path.relative_to(folder / "here").as_posix() for path in (folder / "here").rglob("*") if path.is_file()}
+    return {path for path in paths if ".cache" not in path}
+
+
 @pytest.mark.slow
 def test_files_come_from_a_hub_at_their_revision_and_once(tmp_path: Path) -> None:
     with serve(_hub(tmp_path)) as hub:
         made = _command(hub, tmp_path)
         assert made.returncode == 0, made.stdout + made.stderr
         revision = released.REPOSITORIES[VIDEO_2B].revision
-        fetched = {path.relative_to(tmp_path / "here").as_posix() for path in (tmp_path / "here").rglob("*")}
-        fetched = {name for name in fetched if ".cache" not in name and (tmp_path / "here" / name).is_file()}
-        assert fetched == {
+        assert _fetched(tmp_path) == {
             f"{VIDEO_2B}/model-720p-16fps.pt", f"{VIDEO_2B}/tokenizer/tokenizer.pth",
             "nvidia/Cosmos-Guardrail1/blocklist/custom/words",
             "google-t5/t5-11b/config.json", "google-t5/t5-11b/spiece.model",
@@ -275,8 +271,7 @@ def test_a_world_model_for_policies_comes_from_a_hub_and_is_checked(tmp_path: Pa
     with serve(Hub({"tayalmanan/cosmos-robotics": files, released.EMBODIED["openvla_oft"][0]: policy})) as hub:
         made = _command(hub, tmp_path, asked=asked)
     assert made.returncode == 0, made.stdout + made.stderr
-    fetched = [path.relative_to(tmp_path / "here").as_posix() for path in (tmp_path / "here").rglob("*")]
-    assert {name for name in fetched if (tmp_path / "here" / name).is_file() and ".cache" not in name} == {
+    assert _fetched(tmp_path) == {
         *(f"Cosmos-Predict2.5-LIBERO-Spatial/{name}" for name in files if name != "README.md"),
         *(f"RLinf-OpenVLAOFT-LIBERO-130-Base-Lora/{name}" for name in policy),
     }

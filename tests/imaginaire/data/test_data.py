@@ -7,7 +7,7 @@ import random as python_random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -121,6 +121,18 @@ def indices(batches: list[dict[str, Any]]) -> list[int]:
     return [int(i) for batch in batches for i in batch["index"]]
 
 
+def resumed(build: Callable[[], Any], stop: int, total: int) -> tuple[list[dict[str, Any]], Any]:
+    """The batches of an uninterrupted run, which those of a run that is taken up after ``stop`` of them equal, and the
+    loader of what was taken up."""
+    whole, _ = take(build(), total)
+    first, state = take(build(), stop)
+    loader = build()
+    rest, _ = take(loader, total - stop, state=state)
+    assert indices(first + rest) == indices(whole)
+    assert all(torch.equal(a["draws"], b["draws"]) for a, b in zip(whole, first + rest, strict=True))
+    return whole, loader
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_taken_up_at_a_position_gives_the_same_samples_and_draws(workers: int) -> None:
     loader = ResumableLoader(Numbers(), batch_size=3, num_workers=workers)
@@ -189,13 +201,8 @@ def test_a_foreign_loader_is_skipped_ahead_by_index(kind: str, workers: int) -> 
             sampler = torch.utils.data.RandomSampler(dataset, generator=generator)
         return DataLoader(dataset, sampler=sampler, batch_size=3, drop_last=True, num_workers=workers)
 
-    whole, _ = take(build(), 9)
+    whole, loader = resumed(build, 4, 9)
     assert indices(whole)[:9] != indices(whole)[9:18], "epochs repeat one order"
-    first, state = take(build(), 4)
-    loader = build()
-    rest, _ = take(loader, 5, state=state)
-    assert indices(first + rest) == indices(whole)
-    assert all(torch.equal(a["draws"], b["draws"]) for a, b in zip(whole, first + rest, strict=True))
     if workers == 0:
         assert len(loader.dataset.reads) == 15, "skipped samples were read"  # type: ignore[attr-defined]
 
@@ -242,11 +249,8 @@ def test_an_endless_sampler_repeats_its_draws_and_leaves_the_generators_alone(ki
     expected = torch.rand(3), python_random.random()
     torch.manual_seed(0)
     python_random.seed(0)
-    whole, _ = take(DataLoader(Numbers(), **kind), 7)
-    first, state = take(DataLoader(Numbers(), **kind), 3)
-    rest, _ = take(DataLoader(Numbers(), **kind), 4, state=state)
+    whole, _ = resumed(lambda: DataLoader(Numbers(), **kind), 3, 7)
     assert torch.equal(torch.rand(3), expected[0]) and python_random.random() == expected[1]
-    assert indices(first + rest) == indices(whole)
     assert len({tuple(indices([batch])) for batch in whole}) > 1, "one batch again and again"
 
 
@@ -256,16 +260,11 @@ def test_other_iterables_repeat_and_resume_by_reading(caplog: pytest.LogCaptureF
         return DataLoader(Stream(), batch_size=2, num_workers=workers)
 
     epoch = 3 * max(1, workers)
-    whole, _ = take(build(), 2 * epoch)
-    assert indices(whole[:epoch]) != indices(whole[epoch:]), "epochs repeat one order"
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    first, state = take(build(), epoch + 1)
-    with caplog.at_level("WARNING"):
-        rest, _ = take(build(), epoch - 1, state=state)
-    assert indices(first + rest) == indices(whole)
-    assert all(torch.equal(a["draws"], b["draws"]) for a, b in zip(whole, first + rest, strict=True))
+    whole, _ = resumed(build, epoch + 1, 2 * epoch)
+    assert indices(whole[:epoch]) != indices(whole[epoch:]), "epochs repeat one order"
     assert "only be resumed by reading its first 2 samples" in caplog.text
     assert torch.equal(torch.rand(3), expected), "draws of the data set came from the model's generators"
 
@@ -275,10 +274,7 @@ def test_a_loader_with_its_own_iter_is_asked_and_not_bypassed() -> None:
         dataset = Numbers()
         return Shifting(dataset, batch_size=3, sampler=RandomSampler(dataset, generator=torch.Generator()))
 
-    whole, _ = take(build(), 8)
-    first, state = take(build(), 5)
-    rest, _ = take(build(), 3, state=state)
-    assert indices(first + rest) == indices(whole)
+    whole, _ = resumed(build, 5, 8)
     assert sorted(indices(whole[:4])) == sorted(indices(whole[4:])) == list(range(100, 110))
     assert indices(whole[:4]) != indices(whole[4:])
 
