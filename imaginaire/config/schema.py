@@ -235,12 +235,6 @@ class TrainerConfig(Section):
     non_finite: str = attrs.field(default="stop", validator=one_of("stop", "skip"))
     max_non_finite: int = attrs.field(default=10, validator=at_least(1))  # skips in a row before the run stops
 
-    def is_logged(self, iteration: int) -> bool:
-        """Every ``logging_iter`` steps; of a run that has fewer, the first and the last."""
-        if self.max_iter < self.logging_iter:
-            return iteration in (1, self.max_iter)
-        return iteration % self.logging_iter == 0
-
 
 @attrs.define(kw_only=True, slots=False)
 class JITConfig(Section):

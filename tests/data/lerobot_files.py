@@ -11,7 +11,7 @@ import numpy
 import torch
 from PIL import Image
 
-from cosmos_predict2.data.lerobot.writer import DATA_PATH, VIDEO_PATH, write_lines, write_table
+from cosmos_predict2.data.lerobot.writer import DATA_PATH, VIDEO_PATH, Recording, Writer, write_lines, write_table
 from cosmos_predict2.data.video.media import write_video
 from tests.data.sources_lerobot import write_json
 
@@ -128,3 +128,15 @@ def png(frames: numpy.ndarray) -> list[dict[str, Any]]:
 
 def write_film(path: Path, frames: numpy.ndarray, fps: int) -> None:
     write_video(path, torch.from_numpy(frames).permute(3, 0, 1, 2), fps)
+
+
+def write_random(folder: Path, num: int, cameras: Sequence[str], side: int) -> Path:
+    """Recordings of one task, 13 pictures of each camera at 5 a second: actions and pictures are drawn."""
+    draws, writer = numpy.random.default_rng(0), Writer(folder, fps=5, robot="own")
+    for _ in range(num):
+        columns = {"action": draws.uniform(-1, 1, (13, 4)), "next.success": numpy.ones(13)}
+        films = draws.integers(0, 255, (len(cameras), 3, 13, side, side), dtype=numpy.uint8)
+        videos = {f"observation.images.{name}": torch.from_numpy(film) for name, film in zip(cameras, films)}
+        writer.add(Recording({name: rows.astype(numpy.float32) for name, rows in columns.items()}, videos, "go"))
+    writer.finish()
+    return folder

@@ -6,15 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
-import torch
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, controller
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
 from cosmos_predict2.rl.envs.replays import require_actions_of
 from cosmos_predict2.rl.envs.toy import ToyEnv
@@ -29,6 +26,7 @@ from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from imaginaire.config import L
 from imaginaire.errors import ConfigError
 from scripts import make_reset_states
+from tests.data.lerobot_files import write_random
 from tests.data.sources_lerobot import change_json
 
 NAMES, SIDE = ("x", "y", "z", "gripper"), 48
@@ -42,13 +40,7 @@ FITTING = (UNKNOWN, ActionContract(NAMES), ActionContract(rate=5.0), ActionContr
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Episodes at 5 frames per second, whose actions have names."""
-    folder, draws = tmp_path_factory.mktemp("recordings") / "my_data", numpy.random.default_rng(0)
-    writer = Writer(folder, fps=5, robot="own")
-    for _ in range(3):
-        columns = {"action": draws.uniform(-1, 1, (13, 4)).astype(numpy.float32)}
-        video = torch.from_numpy(draws.integers(0, 255, (3, 13, SIDE, SIDE), dtype=numpy.uint8))
-        writer.add(Recording(columns, {"observation.images.front": video}, "go"))
-    writer.finish()
+    folder = write_random(tmp_path_factory.mktemp("recordings") / "my_data", 3, ["front"], SIDE)
     features = json.loads((folder / "meta/info.json").read_text())["features"]
     features["action"]["names"] = list(NAMES)
     change_json(folder / "meta/info.json", features=features)
@@ -115,4 +107,4 @@ def test_a_clone_that_learns_from_rewards_keeps_what_it_was_cloned_on(tmp_path: 
     learns = VLAGRPOModel(VLAGRPOConfig(policy=begun, env=L(ToyEnv)(num_envs=2), rl=VLARLConfig(group_size=2))).policy
     assert (learns.sentences, learns.views) == (("go",), ("top",))
     assert learns.contract == ActionContract(NAMES, 5.0)
-    assert about_of(str(tmp_path / "policy")) == about
+    assert about.items() <= about_of(str(tmp_path / "policy")).items()

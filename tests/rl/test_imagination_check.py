@@ -394,16 +394,12 @@ def test_success_is_told_by_actions_that_decide_it_and_only_by_them() -> None:
     assert math.isclose(alone(far)[0], success.mean(), abs_tol=1e-6), "where nothing is known it is their mean"
 
 
-def test_an_imagination_that_adds_nothing_is_named() -> None:
+def test_an_imagination_that_actions_alone_equal_is_named_and_one_that_they_beat_is_no_go() -> None:
     figures = {"episodes": 40, "successes": 20, "recall_imagined": 0.5}
     for imagined, is_named in ((0.71, True), (0.75, False)):
         found = {"true_ends": Estimate(imagined), "true_ends_by_actions": Estimate(0.72)}
         warnings = judge(figures, {"policy": found}).warnings
         assert any("the actions alone" in text for text in warnings) is is_named
-
-
-def test_an_imagination_that_actions_alone_beat_is_no_go() -> None:
-    figures = {"episodes": 40, "successes": 20, "recall_imagined": 0.5}
     for low, expected in ((0.83, "doubtful"), (0.81, "go")):
         found = {"played_ends": Estimate(0.76, 0.71, 0.82), "played_ends_by_actions": Estimate(0.86, low, 0.90)}
         judged = judge(figures, {"policy": found})

@@ -5,12 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.first_frames import GivenStarts, SimulatedStarts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
@@ -25,6 +23,7 @@ from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import ConfigError
 from scripts import make_reset_states
+from tests.data.lerobot_files import write_random
 from tests.rl.vla_runs import Brightness
 
 SIDE, VIEWS = 32, ("front", "wrist")
@@ -39,19 +38,7 @@ def world() -> Imagination:
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Episodes of two cameras, the second of other pictures."""
-    folder, draws = tmp_path_factory.mktemp("recordings") / "my_data", numpy.random.default_rng(0)
-    writer = Writer(folder, fps=5, robot="own")
-    for _ in range(4):
-        actions = draws.uniform(-1, 1, (13, 4)).astype(numpy.float32)
-        videos = {
-            f"observation.images.{name}": torch.from_numpy(
-                draws.integers(0, 255, (3, 1, SIDE, SIDE), dtype=numpy.uint8)
-            ).expand(-1, 13, -1, -1)
-            for name in VIEWS
-        }
-        writer.add(Recording({"action": actions, "next.success": numpy.ones(13, numpy.float32)}, videos, "go"))
-    writer.finish()
-    return folder
+    return write_random(tmp_path_factory.mktemp("recordings") / "my_data", 4, VIEWS, SIDE)
 
 
 def environment(world: Imagination, starts: Any, num_envs: int = 3) -> WorldModelEnv:

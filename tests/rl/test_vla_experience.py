@@ -29,7 +29,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.config import L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, TrainingError
-from tests.rl.vla_runs import batch, collected, experience, model, starts
+from tests.rl.vla_runs import batch, collected, ended, experience, model, starts
 
 
 def test_episodes_are_played_in_evaluation_mode() -> None:
@@ -53,11 +53,7 @@ def test_validation_is_greedy_where_it_counts_and_lost_episodes_do_not() -> None
         given: dict[str, Any] = {name: places[name] for name in names}
         one = VLAGRPOModel(VLAGRPOConfig(policy=L(ToyPolicy)(width=16), rl=VLARLConfig(group_size=4), **given))
         assert one.eval_env.num_envs == places[names[-1]]["num_envs"]  # type: ignore[call-overload, index]
-    played = replace(
-        one.source.collect(starts(4)),
-        success_E=torch.tensor([True, False, True, False]),
-        is_valid_E=torch.tensor([True, True, True, False]),
-    )
+    played = ended(one.source.collect(starts(4)), "1010", "1110")
     one.env.imagination, one.config.compare = object(), 2  # type: ignore[attr-defined]
     with (
         mock.patch("cosmos_predict2.rl.episodes.grpo.LocalRollout") as rollout,
@@ -107,14 +103,8 @@ def test_true_success_beside_imagined_is_of_the_same_starts_and_of_valid_episode
     """Two draws of each start; of the first two starts the last true episode was lost."""
     one = judged(eval_env=L(ToyEnv)(num_envs=8), compare=2, validation_draws=2)
     played = one._judged(one.eval_env, starts(8), "greedy")
-    of_true = replace(
-        played,
-        success_E=torch.tensor([True, True, False, True, False, False, False, True]),
-        is_valid_E=torch.tensor([True, True, True, False, True, True, True, True]),
-    )
-    imagined = replace(
-        played.rows(torch.arange(2)), success_E=torch.tensor([False, True]), is_valid_E=torch.tensor([True, False])
-    )
+    of_true = ended(played, "11010001", "11101111")
+    imagined = ended(played.rows(torch.arange(2)), "01", "10")
     with mock.patch.object(one, "_judged", side_effect=[of_true, imagined]) as plays:
         output, loss = one.validation_step(batch(size=4), 0)
     once = validation_starts([0] * 4, list(range(4)))
@@ -128,11 +118,7 @@ def test_true_success_beside_imagined_is_of_the_same_starts_and_of_valid_episode
 def test_actions_that_were_drawn_in_imagination_are_played_again_truly() -> None:
     one = judged(true_env=L(ToyEnv)(num_envs=8))
     some = starts(4)
-    played = replace(
-        one._judged(one.env, some, "sample"),
-        success_E=torch.tensor([True, True, False, True]),
-        is_valid_E=torch.tensor([True, True, True, False]),
-    )
+    played = ended(one._judged(one.env, some, "sample"), "1101", "1110")
     truly = torch.tensor([False, True, True, True]), torch.zeros(4), torch.tensor([True, True, False, True])
     with (
         mock.patch.object(one, "_judged", return_value=played) as plays,

@@ -2,6 +2,7 @@
 """Short runs of a policy that learns from rewards in the toy world's simulator; and one without a trainer."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,12 @@ def run(root: Path, *options: str, name: str = "toy_policy") -> list[dict[str, A
 
 def starts(num: int) -> Starts:
     return Starts([0] * num, list(range(num)), list(range(num)), list(range(num)))
+
+
+def ended(played: Trajectories, success: str, valid: str) -> Trajectories:
+    """With these outcomes, a figure of 0 or 1 for each of the episodes."""
+    success_E, valid_E = (torch.tensor([figure == "1" for figure in text]) for text in (success, valid))
+    return replace(played, success_E=success_E, is_valid_E=valid_E)
 
 
 def tensors_of(played: Trajectories) -> dict[str, Tensor]:

@@ -86,6 +86,13 @@ class RunningMean:
         self._pending = []
 
 
+def is_logged(trainer: Any, iteration: int) -> bool:
+    """True every ``logging_iter`` steps; of a run that has fewer, at the first and the last."""
+    if trainer.max_iter < trainer.logging_iter:
+        return iteration in (1, trainer.max_iter)
+    return bool(iteration % trainer.logging_iter == 0)
+
+
 class LossLog(Callback):
     """Logs the loss, every scalar of the model's output, learning rates and samples seen, as means since the last log.
 
@@ -170,7 +177,7 @@ class LossLog(Callback):
     def _is_due(self, iteration: int) -> bool:
         trainer = self.config.trainer
         if self.multiplier == 1:
-            return bool(trainer.is_logged(iteration))
+            return is_logged(trainer, iteration)
         return bool(iteration % (trainer.logging_iter * self.multiplier) == 0)
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks.base import Callback, EveryN
-from imaginaire.training.callbacks.report import RunningMean
+from imaginaire.training.callbacks.report import RunningMean, is_logged
 
 
 class LowPrecision(Callback):
@@ -127,7 +127,7 @@ class GradClip(Callback):
             self._means[next(iter(self._kinds))].add(norm)
         self._kinds.clear()
         # Logged here and not at the end of the step, so that a checkpoint of this step holds the sums of after the log.
-        if self.config.trainer.is_logged(iteration + 1):
+        if is_logged(self.config.trainer, iteration + 1):
             self._log(iteration + 1)
 
     def _log(self, iteration: int) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer small enough to read: it owns what callbacks ask of one, and calls the hooks of a step in their order."""
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from imaginaire.config import lazy_config
-from imaginaire.config.schema import Config, Profiling, TrainerConfig
+from imaginaire.config.schema import Config, Profiling
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
@@ -37,9 +36,7 @@ def make_config(callbacks: dict[str, Any] | None = None, **trainer: Any) -> Any:
         callbacks=callbacks, logging_iter=2, grad_accum_iter=1, max_iter=100, max_val_iter=None, run_validation=False
     )
     job = SimpleNamespace(project="p", group="g", name="n", wandb_mode=None)
-    section = SimpleNamespace(**{**fields, "profiling": profiling, **trainer})
-    section.is_logged = partial(TrainerConfig.is_logged, section)
-    return SimpleNamespace(trainer=section, job=job)
+    return SimpleNamespace(trainer=SimpleNamespace(**{**fields, "profiling": profiling, **trainer}), job=job)
 
 
 class Trainer:
