@@ -34,7 +34,7 @@ from tests.data import sources_lerobot
 from tests.data.sources_bridge import bridge_tree
 from tests.data.sources_libero import libero_tree
 from tests.data.test_shards import members_of, write_shard
-from tests.data.video_files import moving_pictures, video_folder
+from tests.data.video_files import moving_pictures, same, video_folder
 from tests.findings import problems
 
 SIZE = (16, 32)
@@ -122,12 +122,6 @@ def arguments_of(kind: str, root: Path) -> dict[str, Any]:
 
 def made(kind: str, root: Path, **changes: Any) -> Any:
     return KINDS[kind][0](**arguments_of(kind, root) | changes)
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
 
 
 @each

@@ -46,13 +46,6 @@ def test_after_so_many_in_a_row_it_is_an_error(most: int, length: int, tried: in
     assert policy.count == tried
 
 
-def test_indices_are_those_of_a_sequence() -> None:
-    assert BadSamples().read(-1, 4, _reader(set())) == "clip3"
-    for index in (4, -5):
-        with pytest.raises(IndexError):
-            BadSamples().read(index, 4, _reader(set()))
-
-
 def test_packed_strings_read_like_a_list() -> None:
     strings = ["a", "", "größe", "日本", "\udcff.mp4"]  # the last is a file name that is not UTF-8
     packed = PackedStrings(iter(strings))
@@ -117,17 +110,6 @@ def test_a_rate_takes_the_nearest_frames(native: float, wanted: float, frames: l
     assert rule.choose(frames[-1] + 1, native, _draw(99)) == frames
     with pytest.raises(DataError, match=f"at fps={wanted:g} needs {frames[-1] + 1}"):
         rule.choose(frames[-1], native, _draw(0))
-
-
-def test_a_sample_has_its_own_rate() -> None:
-    def rate(total: int, **options: object) -> float:
-        rule = FrameRule(num_frames=5, **options)  # type: ignore[arg-type]
-        return rule.item_fps(rule.choose(total, 30.0, _draw(0)), 30.0)
-
-    assert rate(50) == 30.0
-    assert rate(50, stride=3) == 10.0
-    assert rate(50, fps=12) == 12.0
-    assert rate(41, sampling="uniform") == 3.0
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,13 @@ def remux(
             new.mux(packet)
 
 
+def same(a: Any, b: Any) -> bool:
+    """True for equal samples, or entries of samples."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
+
+
 def all_frames(path: Path) -> torch.Tensor:
     """uint8 [3, F, H, W]: what a plain decoding of the whole file shows."""
     return media.read_video(path)[0]

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of small random text encoders in the layout of the public ones, tokenizer included."""
+"""Folders of small random text encoders in the layout of the public ones, tokenizer included; one that counts."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
 
 SENTENCES = [
     "the red puck moves to the ring",
@@ -20,6 +23,23 @@ QWEN_SIZES = dict(
     vocab_size=600, max_position_embeddings=128, tie_word_embeddings=False,
     bos_token_id=1, eos_token_id=1, pad_token_id=0,
 )  # fmt: skip
+
+
+class Counting(BytesEncoder):
+    """Embeddings times ``factor``, with a list of what was asked for; it may be stopped after some captions."""
+
+    def __init__(
+        self, num_tokens: int = 64, width: int = 32, factor: float = 1.0, stop_after: float = float("inf")
+    ) -> None:
+        super().__init__(num_tokens, width)
+        self.asked: list[str] = []
+        self._factor, self._stop_after = factor, stop_after
+
+    def encode(self, prompts: str | Sequence[str]) -> Tensor:
+        if len(self.asked) >= self._stop_after:
+            raise KeyboardInterrupt
+        self.asked += prompts
+        return self._factor * super().encode(prompts)
 
 
 def t5_folder(folder: Path, layout: str = "single", seed: int = 0, **sizes: int) -> Any:

@@ -1,31 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache gives what the encoder gives and asks it once."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import EmbeddingCache
 from imaginaire.errors import DataError
-
-
-class Counting(BytesEncoder):
-    """Embeddings times ``factor``, which are bfloat16's own numbers for 1."""
-
-    def __init__(self, num_tokens: int = 32, width: int = 16, factor: float = 1.0) -> None:
-        super().__init__(num_tokens, width)
-        self.asked: list[str] = []
-        self.factor = factor
-
-    def encode(self, prompts: str | Sequence[str]) -> Tensor:
-        self.asked += list(prompts)
-        return self.factor * super().encode(prompts)
+from tests.text.folders import Counting
 
 
 def test_it_is_a_text_encoder_that_equals_its_encoder() -> None:
@@ -33,15 +19,15 @@ def test_it_is_a_text_encoder_that_equals_its_encoder() -> None:
     cache = EmbeddingCache(encoder)
     assert isinstance(cache, TextEncoder) and cache.name == encoder.name
     prompts = ["a", "b", "a", ""]
-    assert torch.equal(cache.encode(prompts), BytesEncoder(32, 16).encode(prompts))
-    assert torch.equal(cache.encode("b"), BytesEncoder(32, 16).encode("b"))
+    assert torch.equal(cache.encode(prompts), BytesEncoder(64, 32).encode(prompts))
+    assert torch.equal(cache.encode("b"), BytesEncoder(64, 32).encode("b"))
     assert encoder.asked == ["a", "b", ""]
 
 
 def test_a_folder_outlives_the_process_and_is_keyed_by_encoder(tmp_path: Path) -> None:
     EmbeddingCache(Counting(), tmp_path).encode(["a", "b"])
     again, other = Counting(), Counting(num_tokens=33)
-    assert torch.equal(EmbeddingCache(again, tmp_path).encode(["b", "c"]), BytesEncoder(32, 16).encode(["b", "c"]))
+    assert torch.equal(EmbeddingCache(again, tmp_path).encode(["b", "c"]), BytesEncoder(64, 32).encode(["b", "c"]))
     EmbeddingCache(other, tmp_path).encode(["a"])
     assert again.asked == ["c"] and other.asked == ["a"]
     assert len(list(tmp_path.rglob("*.safetensors"))) == 4
@@ -61,7 +47,7 @@ def test_memory_keeps_its_limit_and_lets_the_longest_unused_go() -> None:
     assert cache._used_bytes == sum(row.nbytes for row in cache._memory.values()) <= 2 * 64
 
 
-@pytest.mark.parametrize(("factor", "dtype"), [(1.0, torch.bfloat16), (1 / 3, torch.float32)])
+@pytest.mark.parametrize(("factor", "dtype"), [(1.0, torch.bfloat16), (1 / 3, torch.float32)])  # its numbers for 1
 def test_it_keeps_bfloat16_where_that_rounds_nothing(factor: float, dtype: torch.dtype, tmp_path: Path) -> None:
     expected = Counting(factor=factor).encode(["a", "bc"])
     cache = EmbeddingCache(Counting(factor=factor), tmp_path)

@@ -22,28 +22,10 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, caption_hash, find_embedding_dir
 from imaginaire.errors import DataError
 from tests.programs import warm_python
+from tests.text.folders import Counting
 
 ROOT = Path(__file__).parents[2]
 CAPTIONS = {"a": "push the puck", "b": "push the box to the left", "c": "push the puck", "d.1": "ende"}
-
-
-class Counting:
-    """The bytes encoder, with a list of what it was asked for; it may be stopped after some captions."""
-
-    def __init__(self, width: int = 32, stop_after: int | None = None) -> None:
-        self._encoder = BytesEncoder(64, width)
-        self.name, self.num_tokens, self.width = self._encoder.name, 64, width
-        self.asked: list[str] = []
-        self._stop_after = stop_after
-
-    def encode(self, prompts: Sequence[str]) -> Tensor:
-        if self._stop_after is not None and len(self.asked) >= self._stop_after:
-            raise KeyboardInterrupt
-        self.asked += prompts
-        return self._encoder.encode(prompts)
-
-    def to(self, device: torch.device | str) -> "Counting":
-        return self
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -284,12 +266,8 @@ def test_what_cannot_be_read_is_an_error_that_names_the_file(tmp_path: Path) -> 
 
 
 def test_numbers_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
-    class Large(Counting):
-        def encode(self, prompts: Sequence[str]) -> Tensor:
-            return super().encode(prompts) * 1e5
-
     with pytest.raises(DataError, match="does not fit float16"):
-        embed_captions(tmp_path, CAPTIONS, Large())
+        embed_captions(tmp_path, CAPTIONS, Counting(factor=1e5))
     assert not list(tmp_path.glob("*.pickle"))
 
 

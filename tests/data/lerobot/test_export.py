@@ -25,14 +25,10 @@ from tests.data import sources_lerobot as made
 from tests.data.lerobot.conftest import BY_LEROBOT
 from tests.data.sources_lerobot import FPS, FRONT, LENGTHS, TASKS, WRIST, action, front, grey, state
 from tests.programs import call
+from tests.tools.prepare.conftest import names
 
 V3 = BY_LEROBOT["v3.0 by lerobot"]
 NAME = "robots/arm"
-
-
-def names(folder: Path) -> set[str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and ".cache" not in path.parts)
-    return {path.relative_to(folder).as_posix() for path in files}
 
 
 def check_clips(out: Path, split_of: dict[int, str], camera: str = FRONT) -> None:
