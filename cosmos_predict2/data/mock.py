@@ -60,7 +60,7 @@ class MockVideos(Dataset[dict[str, Any]]):
         return self.num_items
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        generator = _generator(self, self._seed, index, "mock video")
+        generator = random.generator(self._seed, place_of(index, len(self)), "mock video")
         height, width = self.size
         video = torch.randint(255, (3, self.num_frames, height, width), dtype=torch.uint8, generator=generator)
         item = {
@@ -109,7 +109,7 @@ class MockImages(Dataset[dict[str, Any]]):
         return self.num_items
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        generator = _generator(self, self._seed, index, "mock image")
+        generator = random.generator(self._seed, place_of(index, len(self)), "mock image")
         height, width = self.size
         return {
             # The published mock draws from a normal distribution, which leaves the range that pixels have.
@@ -128,10 +128,6 @@ class MockImages(Dataset[dict[str, Any]]):
 def _text(num_tokens: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
     embedding = torch.randn(num_tokens, width, generator=generator)
     return text_item(embedding, torch.randint(2, (num_tokens,), generator=generator))
-
-
-def _generator(dataset: MockVideos | MockImages, seed: int, index: int, purpose: str) -> torch.Generator:
-    return random.generator(seed, place_of(index, len(dataset)), purpose)
 
 
 def _size(size: Sequence[int], name: str) -> tuple[int, int]:

@@ -108,7 +108,7 @@ class CaptionedFolder(Source):
         text: dict[str, Any] = dict(text_encoder=text_encoder, num_tokens=num_tokens)
         text |= dict(caption_format=caption_format, prompt_type=prompt_type)
         found = list_captioned(dataset_dir, content, suffixes, what, **text, is_logged=True)
-        self._folder, self.embeddings, self._captions = found.folder, found.embeddings, found.captions
+        self._folder, self.embeddings = found.folder, found.embeddings
         self.dataset_dir = self._folder.parent
         self._num_tokens = num_tokens
         self._decoder, self._num_threads = decoder, num_threads
@@ -117,9 +117,9 @@ class CaptionedFolder(Source):
             stems = _long_enough([found.files[stem] for stem in stems], stems, rule, skip_bad)
         self.stems = PackedStrings(stems)
         self._files = PackedStrings(found.files[stem].name for stem in stems)
-        self._metas = _captions_of(self.dataset_dir, stems) if self._captions is None else None
-        if self.embeddings is not None:
-            _warn_of_changed_captions(self.embeddings, self._metas, stems, skip_bad)
+        self._captions = found.captions or _captions_of(self.dataset_dir, stems)
+        if self.embeddings is not None and found.captions is None:
+            _warn_of_changed_captions(self.embeddings, self._captions, stems, skip_bad)
         log.info("%s: %d %s", self.dataset_dir, len(stems), what)
 
     def __len__(self) -> int:
@@ -137,11 +137,7 @@ class CaptionedFolder(Source):
     def text(self, i: int, frame: int = 0) -> Text:
         """The embedding where there are some, and the caption where every file has one."""
         stem = self.stems[i]
-        caption = None
-        if self._captions is not None:
-            caption = self._captions.read(stem)
-        elif self._metas is not None:
-            caption = read_caption(self._metas / f"{stem}.txt")
+        caption = None if self._captions is None else self._captions.read(stem)
         return embedded(caption, self.embeddings, stem, self._num_tokens)
 
 
@@ -226,8 +222,8 @@ def _with_embedding(files: Collection[str], embeddings: EmbeddingFolder, what: s
     return found
 
 
-def _captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
-    """The folder of captions, if every clip has one there."""
+def _captions_of(dataset_dir: Path, stems: Sequence[str]) -> "CaptionFiles | None":
+    """The captions in metas/, if every clip has one there."""
     metas = dataset_dir / "metas"
     if not metas.is_dir():
         return None
@@ -238,21 +234,21 @@ def _captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
         text = "%d of %d have no caption in %s: samples go without ai_caption: %s"
         log.log(level, text, len(missing), len(stems), metas, listed(missing))
         return None
-    return metas
+    return CaptionFiles(dataset_dir)
 
 
 def _warn_of_changed_captions(
-    embeddings: EmbeddingFolder, metas: Path | None, stems: Sequence[str], skip_bad: bool
+    embeddings: EmbeddingFolder, captions: "CaptionFiles | None", stems: Sequence[str], skip_bad: bool
 ) -> None:
     """Warn of captions that are not those that were encoded; raise for one that is empty by now."""
     record = embeddings.record
-    if record is None or metas is None:
+    if record is None or captions is None:
         return
 
     def is_changed(stem: str) -> bool:
         encoded = record.captions.get(stem)
         try:
-            return encoded is not None and encoded != caption_hash(read_caption(metas / f"{stem}.txt"))
+            return encoded is not None and encoded != caption_hash(captions.read(stem))
         except DataError:
             if skip_bad:  # it is excluded with a warning when it is read
                 return False
@@ -261,7 +257,7 @@ def _warn_of_changed_captions(
     if changed := list(itertools.compress(stems, in_threads(is_changed, stems))):
         log.warning(
             "%d captions in %s changed since they were encoded (%s): training uses the old ones. Encode them again: %s",
-            *(len(changed), metas, listed(changed), embeddings.command()),
+            *(len(changed), captions.folder, listed(changed), embeddings.command()),
         )
 
 

@@ -17,7 +17,7 @@ The index is a few arrays, which worker processes share without copying.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ class LayoutV2:
         self._info = info
         self._where = info.root / "meta" / "info.json"
         path = info.root / "meta" / "episodes.jsonl"
-        entries = list(read_lines(path))
+        entries = read_lines(path)
         try:
             numbers = [int(entry["episode_index"]) for entry in entries]
             lengths = [int(entry["length"]) for entry in entries]
@@ -184,23 +184,19 @@ def _tasks_v2(root: Path) -> dict[int, str]:
         raise DataError(f"{path}: a line lacks 'task_index' or 'task' ({error}).") from error
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file with one per line."""
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                entry = foreign_json.loads(line)
-                if not isinstance(entry, dict):
-                    raise DataError(f"{path}, line {number}: an object was expected, not {type(entry).__name__}.")
-                yield entry
+            entries = {number: foreign_json.loads(line) for number, line in enumerate(file, 1) if line.strip()}
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except DataError:
-        raise
     except ValueError as error:
         raise DataError(f"{path} is not JSON lines: {error}") from error
+    for number, entry in entries.items():
+        if not isinstance(entry, dict):
+            raise DataError(f"{path}, line {number}: an object was expected, not {type(entry).__name__}.")
+    return list(entries.values())
 
 
 class LayoutV3:

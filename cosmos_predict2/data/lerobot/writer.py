@@ -71,8 +71,8 @@ class Writer:
         writer = cls(root, info.fps, info.robot)
         meta = root / "meta"
         writer._tasks = {str(row["task"]): int(row["task_index"]) for row in read_lines(meta / "tasks.jsonl")}
-        writer._episodes = list(read_lines(meta / "episodes.jsonl"))
-        writer._statistics = list(read_lines(meta / "episodes_stats.jsonl"))
+        writer._episodes = read_lines(meta / "episodes.jsonl")
+        writer._statistics = read_lines(meta / "episodes_stats.jsonl")
         writer._lengths = [int(row["length"]) for row in writer._episodes]
         writer._features = {name: dict(feature) for name, feature in info.features.items()}
         for path in (*root.glob("data/*/episode_*.parquet"), *root.glob("videos/*/*/episode_*.mp4")):

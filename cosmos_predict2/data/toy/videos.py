@@ -33,7 +33,7 @@ from cosmos_predict2.toy_world.physics import STATE_SIZE
 from imaginaire import foreign_json, storage
 from imaginaire.data.facts import DataFacts, known, with_defaults
 from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.findings import CheckContext, Finding, error, errors
+from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 # Where each split's episodes begin in the endless series of a seed: far enough apart that none is in both.
 SPLITS = {"train": 0, "val": 2**40}
@@ -235,18 +235,11 @@ class ToyWorldStates(EpisodeVideos):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """Findings about the arguments; the files are not read."""
-        folder = Path(arguments.get("folder", ""))
-        if not folder.is_dir() or not any(folder.glob(TOY_STATES)):
-            yield error(
-                context.key,
-                f"{folder} holds no {TOY_STATES}: python -m scripts.make_toy_world --form states writes them",
-            )
+        return refusals(context.key, lambda: _state_files(Path(arguments.get("folder", ""))))
 
     @classmethod
     def _action_dim(cls, options: Mapping[str, Any]) -> int:
-        folder = Path(options["folder"])
-        first = next(iter(sorted(folder.glob(TOY_STATES))), path_of(folder, 0))
-        return int(_read(first)[0]["actions"].shape[2])
+        return int(_read(_state_files(Path(options["folder"]))[0])[0]["actions"].shape[2])
 
 
 def count_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -284,21 +277,27 @@ def write_states(path: Path, episodes: Episodes, rows: slice, fps: float) -> Non
     )
 
 
-def read_states(folder: Path) -> tuple[Episodes, float]:
-    """All episodes of a folder in order, and their frames per second."""
+def _state_files(folder: Path) -> list[Path]:
+    """The files of states in order, one at least."""
     paths = sorted(folder.glob(TOY_STATES)) if folder.is_dir() else []
     if not paths:
         raise DataError(
             f"{folder} holds no {TOY_STATES}; python -m scripts.make_toy_world --form states writes them to OUT/train."
         )
+    return paths
+
+
+def read_states(folder: Path) -> tuple[Episodes, float]:
+    """All episodes of a folder in order, and their frames per second."""
+    paths = _state_files(folder)
     parts = [_read(path) for path in paths]
     first = parts[0][1]
     for path, (_, about) in zip(paths, parts):
-        if differing := [name for name in (*_SAME, "fps") if about[name] != first[name]]:
-            name = differing[0]
-            raise DataError(
-                f"{path} has the {name} {about[name]}, but {paths[0]} {first[name]}: they are of two worlds."
-            )
+        for name in (*_SAME, "fps"):
+            if about[name] != first[name]:
+                raise DataError(
+                    f"{path} has the {name} {about[name]}, but {paths[0]} {first[name]}: they are of two worlds."
+                )
     if len({part["states"].shape[1] for part, _ in parts}) > 1:
         raise DataError(f"{folder} holds episodes of different lengths.")
     joined: dict[str, Any] = {name: numpy.concatenate([part[name] for part, _ in parts]) for name in _ROWS}

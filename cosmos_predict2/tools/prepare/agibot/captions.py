@@ -20,7 +20,6 @@ from imaginaire.errors import DataError, listed
 
 log = logging.getLogger(__name__)
 
-LINE_KEYS = ("video_clip", "caption", "episode_id")
 LABEL_KEYS = ("label_info", "lable_info")  # both spellings are published
 
 
@@ -156,11 +155,10 @@ def _listed_captions(source: AgibotSource, faults: list[str]) -> dict[str, str]:
 def _entry(line: str, where: str) -> tuple[str, str]:
     """The window and the caption of a line."""
     try:
-        name, caption, episode = _values(foreign_json.loads(line), LINE_KEYS, where)
-    except DataError:
-        raise
+        entry = foreign_json.loads(line)
     except ValueError as error:
         raise DataError(f"{where} is not JSON: {error}.") from error
+    name, caption, episode = _values(entry, ("video_clip", "caption", "episode_id"), where)
     stem = str(name).removesuffix(".mp4")
     clip = WindowName.of(stem)
     if clip is not None and clip.episode != str(episode):  # a number in some lists, a string in others
