@@ -65,21 +65,17 @@ def print_environment_info(args: Namespace) -> None:
 # imaginaire.utils -----------------------------------------------------------------------------------------------------
 
 
-def _at(level: int) -> Callable[..., None]:
+def _at(level: int, has_traceback: bool = False) -> Callable[..., None]:
     def write(message: object, rank0_only: bool = True) -> None:
         if distributed.is_rank0() or not rank0_only:
-            log.log(level, "%s", message)
+            log.log(level, "%s", message, exc_info=has_traceback)
 
     return write
 
 
 debug, info, success = _at(logging.DEBUG), _at(logging.INFO), _at(logging.INFO)
 warning, error, critical = _at(logging.WARNING), _at(logging.ERROR), _at(logging.CRITICAL)
-
-
-def exception(message: object, rank0_only: bool = True) -> None:
-    if distributed.is_rank0() or not rank0_only:
-        log.exception("%s", message)
+exception = _at(logging.ERROR, has_traceback=True)
 
 
 def set_random_seed(seed: int, by_rank: bool = False) -> None:

@@ -177,7 +177,7 @@ def test_each_row_accepts_its_default_and_gives_its_reason(schema: Any) -> None:
     table: Table = schema.FIELDS
     for path, row in table.items():
         if (row.key and not row.is_set_if_given and row.above is None) or row.values:
-            read_fields(_nested(path, row.default), table)
+            read_fields(edited({}, **{path.replace(".", "__"): row.default}), table)
         assert bool(row.values) == bool(row.cure) and (row.usual is None or row.unused)
 
 
@@ -190,9 +190,3 @@ def test_what_given_rows_set_composes() -> None:
         value: Any = config
         for name in key.split("."):
             value = value[name] if isinstance(value, Mapping) else getattr(value, name)
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value
