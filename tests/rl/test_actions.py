@@ -127,13 +127,13 @@ def test_branches_share_an_imagined_history_and_compare_with_the_true_future() -
     first, second = list(model.own_frames.parts([next(iter(loader))]))
     assert FRAMES_KEY not in first
     found = model.collect(second)
-    conditions = found.record.samples.conditions
+    record, rows_B = found.record, found.record.samples.rows_B
     given = model.world.encode(second[FRAMES_KEY])
-    assert conditions.rows_B.tolist() == [0, 0, 1, 1]
-    assert torch.equal(conditions.condition.gt_frames_B_C_T_H_W[:, :, :1], given.to(torch.float32))
+    assert rows_B.tolist() == [0, 0, 1, 1]
+    assert torch.equal(record.conditions[0].gt_frames_B_C_T_H_W[:, :, :1], given.to(torch.float32))
     true = model.world.encode(second["video"])
     assert torch.allclose(found.record.true_latents[:, :, 1:], true[:, :, 1:])
-    assert torch.equal(found.record.samples.final[:, :, :1], given[conditions.rows_B])
+    assert torch.equal(record.samples.final[:, :, :1], given[rows_B])
     model._is_open, model.own_frames.left = True, 0
     assert not model.at_boundary(), "batches of the experience are still to come"
     own, plain = (cls.passes(config.model.config, 2) for cls in (OwnFramesRLModel, FlowGRPOModel))

@@ -60,7 +60,7 @@ def model(dropout: float = 0.0, **rl: Any) -> FlowGRPOModel:
 
 def batch(size: int = 3, first: int = FIRST) -> dict[str, Any]:
     """Clips, texts and frame rates that differ; the ``first`` place in the stream."""
-    found = make_batch(8, positions=list(range(8)))
+    found = make_batch(8, positions=[5 * k % 13 for k in range(8)])
     found["fps"], found["ai_caption"] = torch.arange(8) + 5.0, [f"clip {i}" for i in range(8)]
     found[NEGATIVE_TEXT_KEY] = -2 * found["t5_text_embeddings"]
     return {key: value[first - FIRST : first - FIRST + size] for key, value in found.items()}
@@ -108,23 +108,23 @@ def test_rewards_see_each_clip_with_what_it_was_conditioned_on() -> None:
 
 def test_guidance_is_away_from_the_negative_text_or_from_none() -> None:
     one, given = model(guidance=2.0), batch()
-    found = one.collect(given).record.samples.conditions
+    found = one.collect(given).record
     for rows in (slice(0, 2), slice(3, 6)):
-        condition, unconditional = found.of(rows)
+        condition, unconditional = found.conditions_of(rows)
         assert unconditional is not None
         torch.testing.assert_close(unconditional.crossattn_emb_B_S_E, -2 * condition.crossattn_emb_B_S_E)
     guided = clips_of(one.collect(given))
     del given[NEGATIVE_TEXT_KEY]
     plain = one.collect(given)
-    assert not plain.record.samples.conditions.of(slice(0, 2))[1].crossattn_emb_B_S_E.any()
+    assert not plain.record.conditions_of(slice(0, 2))[1].crossattn_emb_B_S_E.any()
     assert (clips_of(plain) - guided).abs().max() > 1e-3
-    assert model().collect(given).record.samples.conditions.of(slice(0, 2))[1] is None
+    assert model().collect(given).record.conditions_of(slice(0, 2))[1] is None
 
 
 def test_the_data_term_withholds_text_as_training_does_and_the_rollout_does_not() -> None:
     record = model(dropout=1.0).collect(batch()).record
     assert not record.data_condition.crossattn_emb_B_S_E.any()
-    shown = record.samples.conditions.of(slice(0, 1))[0].crossattn_emb_B_S_E[0]
+    shown = record.conditions_of(slice(0, 1))[0].crossattn_emb_B_S_E[0]
     torch.testing.assert_close(shown, batch()["t5_text_embeddings"][0])
 
 
@@ -262,8 +262,9 @@ def test_the_data_terms_noise_and_its_level_are_drawn_apart(monkeypatch: pytest.
 def test_each_step_of_each_member_draws_noise_of_its_own(is_same: bool) -> None:
     """Members of a group start at one noise by ``use_same_seed``."""
     one = model(use_same_seed=is_same)
-    samples = one.collect(batch(1)).record.samples
-    path = chain_path(one.world, one.rl, *samples.conditions.of(slice(0, 2)), samples.noise)
+    record = one.collect(batch(1)).record
+    samples = record.samples
+    path = chain_path(one.world, one.rl, *record.conditions_of(slice(0, 2)), samples.noise)
     drawn = [samples.noise[0]]
     for step in samples.kept.values():
         drawn += [*((step.x_next_B_C_T_H_W - step.mean_B_C_T_H_W) / judge(path, step).std)]

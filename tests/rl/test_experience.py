@@ -19,7 +19,6 @@ from cosmos_predict2.rl.clips.rollout import (
 )
 from cosmos_predict2.rl.config import RLConfig, passes_of
 from cosmos_predict2.rl.learner import WeightCopy
-from imaginaire.data.stream import POSITION_KEY
 from tests.rl.runs import LORA, NAME, RL, rl_options, run
 from tests.training import run_dir
 
@@ -75,8 +74,7 @@ def test_what_a_rollout_keeps_is_kept_once(chain: Chain, options: dict[str, Any]
 
 
 def _normal(seed: int = 0, position: int = 3, member: int = 0, purpose: str = "start") -> Tensor:
-    draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, range(4))
-    return draws.normal((8,), torch.tensor([0]), torch.tensor([member]), purpose)
+    return RowDraws(seed, 0).normal((8,), torch.tensor([[position, member]]), purpose)
 
 
 @pytest.mark.parametrize("change", [dict(seed=1), dict(position=4), dict(member=1), dict(purpose="step0")])

@@ -18,13 +18,12 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_co
 
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.clips.rollout import Conditions, Forward, Kept, MicroBatch, Rollout, RowDraws, Samples
+from cosmos_predict2.rl.clips.rollout import Forward, Kept, MicroBatch, Rollout, RowDraws, Samples
 from cosmos_predict2.rl.clips.scoring import Groups
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.interfaces import Scores
 from cosmos_predict2.rl.learner import Experience
 from imaginaire import distributed
-from imaginaire.data.stream import POSITION_KEY
 from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import DataError
 from tests.multiprocess import run_distributed
@@ -49,14 +48,14 @@ def rollout(first: int, size: int = 3, num_tokens: int = 1) -> Rollout:
     numbers = torch.arange(first, first + size).float()
     text = numbers[:, None, None].expand(-1, num_tokens, 1).clone()
     condition = Condition(text, fps_B=numbers, gt_frames_B_C_T_H_W=video(numbers))
-    draws = RowDraws({"fps": numbers, POSITION_KEY: 100 + numbers.long()}, 0, range(2), first=0)
-    clips = 10 * numbers[draws.rows] + draws.members
+    places = torch.cartesian_prod(100 + numbers.long(), torch.arange(2))
+    clips = 10.0 * (places[:, 0] - 100) + places[:, 1]
     parts = [video(clips + 0.1 * i) for i in range(5)]
-    conditions = Conditions(condition, replace(condition, crossattn_emb_B_S_E=-text), draws.rows)
+    conditions = (condition, replace(condition, crossattn_emb_B_S_E=-text))
     kept = {k: Kept(k, parts[k], parts[k + 1], parts[k], parts[k], parts[k]) for k in (0, 2)}
     forwards = {1: Forward(parts[0], parts[1], clips, parts[2], parts[3])}
-    samples = Samples(conditions, parts[4], parts[0], None, LEVELS, kept, forwards)
-    return Rollout(samples, video(numbers), condition, draws)
+    samples = Samples(torch.arange(2 * size) // 2, places, parts[4], parts[0], None, LEVELS, kept, forwards)
+    return Rollout(samples, conditions, video(numbers), condition, RowDraws(0, 0))
 
 
 def groups(found: Rollout, *numbers: int) -> Rollout:
@@ -66,21 +65,20 @@ def groups(found: Rollout, *numbers: int) -> Rollout:
 
 def clips_of(found: Rollout) -> list[float]:
     """The numbers of its clips; raises where anything of a clip is of another."""
-    clips, samples, draws = [], found.samples, found.draws
+    clips, samples = [], found.samples
     for i in range(len(samples)):
-        one, row = slice(i, i + 1), draws.rows[i : i + 1]
+        one, row = slice(i, i + 1), samples.rows_B[i : i + 1]
         clip = round(number(samples.final[one]))
-        condition, unconditional = samples.conditions.of(one)
+        condition, unconditional = found.conditions_of(one)
         assert unconditional is not None and condition.gt_frames_B_C_T_H_W is not None
         of_condition = [condition.crossattn_emb_B_S_E, -unconditional.crossattn_emb_B_S_E]
         of_condition += [condition.gt_frames_B_C_T_H_W, found.true_latents[row]]
         of_condition += [found.data_condition.rows(row).crossattn_emb_B_S_E]
-        assert [number(each) for each in of_condition] == [clip // 10] * 5 and int(draws.members[i]) == clip % 10
+        assert [number(each) for each in of_condition] == [clip // 10] * 5
+        assert samples.places_B_2[i].tolist() == [100 + clip // 10, clip % 10]
         tensors = [samples.noise, *vars(samples.forwards[1]).values()]
         tensors += [value for each in samples.kept.values() for value in vars(each).values()]
         assert {int(number(each[one]) + 0.01) for each in tensors if isinstance(each, Tensor)} == {clip}
-        alone = rollout(clip // 10, 1).draws.normal((4,), torch.tensor([0]), torch.tensor([clip % 10]), "step0")
-        assert torch.equal(draws.normal((4,), row, draws.members[one], "step0"), alone)
         clips.append(clip)
     return clips
 
@@ -93,8 +91,8 @@ def test_groups_that_are_chosen_and_joined_keep_what_is_theirs() -> None:
     joined = chosen.with_others([groups(second, 1), third])
     assert clips_of(joined) == [0, 1, 20, 21, 40, 41, 60, 61, 70, 71]
     assert clips_of(groups(joined, 3, 1, 2)) == [60, 61, 20, 21, 40, 41]
-    plain = replace(first.samples, conditions=Conditions(first.data_condition, None, first.draws.rows))
-    assert groups(replace(first, samples=plain), 1).samples.conditions.of(slice(0, 2))[1] is None
+    plain = replace(first, conditions=(first.data_condition, None))
+    assert groups(plain, 1).with_others([plain]).conditions_of(slice(0, 2))[1] is None
     with pytest.raises(DataError, match=r"\[1, 2\] tokens"):
         first.with_others([rollout(3, num_tokens=2)])
 
@@ -145,23 +143,12 @@ def test_micro_batches_have_the_parts_of_their_own_clips(is_same: bool) -> None:
 
 
 def test_the_order_of_steps_is_that_of_the_update_and_of_the_experience() -> None:
-    def order(seed: int, position: int, update: int) -> list[int]:
-        draws = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([position])}, seed, range(2))
-        return draws.permutation(20, f"order{update}")
+    def order(seed: int, first: int, update: int) -> list[int]:
+        return RowDraws(seed, first).permutation(20, f"order{update}")
 
     orders = [order(seed, position, update) for seed in (0, 1) for position in (3, 9) for update in (0, 1)]
     assert all(sorted(one) == list(range(20)) for one in orders) and order(0, 3, 1) == orders[1]
     assert len({tuple(one) for one in orders}) == 8
-
-
-def test_draws_follow_from_places_in_the_stream_that_need_not_be_neighbours() -> None:
-    draws = RowDraws({"fps": torch.ones(3), POSITION_KEY: torch.tensor([7, 3, 50])}, 0, range(2))
-    for i in range(6):
-        row, member = draws.rows[i : i + 1], draws.members[i : i + 1]
-        alone = RowDraws({"fps": torch.ones(1), POSITION_KEY: torch.tensor([[7, 3, 50][int(row)]])}, 0, range(2))
-        assert torch.equal(draws.normal((4,), row, member, "a"), alone.normal((4,), torch.tensor([0]), member, "a"))
-        assert torch.equal(draws.uniform(4, row, member, "a"), alone.uniform(4, torch.tensor([0]), member, "a"))
-    assert [draws.rows.tolist(), draws.members.tolist()] == [[0, 0, 1, 1, 2, 2], [0, 1] * 3]
 
 
 def test_the_data_term_is_with_each_step_or_with_the_first_of_each_clip() -> None:

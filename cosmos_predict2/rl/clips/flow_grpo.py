@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, Condition
+from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.models.config import LATEST_TIME, Passes, model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.rollout import (
+    ONE_MEMBER,
     Conditions,
     Data,
     Forward,
@@ -29,6 +30,7 @@ from cosmos_predict2.rl.clips.rollout import (
     Samples,
     chain_path,
     check_chain,
+    conditions_of,
     judge,
     roll_out,
 )
@@ -41,7 +43,8 @@ from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, objective_of
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import distributed
-from imaginaire.data.stream import move_to
+from imaginaire.data.stream import POSITION_KEY, move_to
+from imaginaire.distributed import places
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error
@@ -132,21 +135,22 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         if size != self._num_groups:
             found = f"A batch has {size} conditions and others {self._num_groups}, but all updates are equally large"
             raise DataError(f"{found}: set drop_last=True of the loader, or take a ResumableLoader.")
-        batch = move_to(batch, self.world.device)
-        draws = RowDraws(batch, self.seed, self.groups.members, None if first is None else first.draws.first)
+        if first is None:
+            with places.at("agreeing on the draws of a rollout"):
+                draws = RowDraws(self.seed, distributed.broadcast_object(int(batch[POSITION_KEY][0])))
+        else:
+            draws = first.draws
         with self.phase("rollout"), self.autocast(self.world.device):  # as training_step has it
-            samples, data, tickets = self._rolled_out(batch, draws)
-            samples = self._predicted(samples, draws)  # rewards that score elsewhere do so meanwhile
+            rollout, tickets = self._rolled_out(move_to(batch, self.world.device), draws)
+            rollout = self._predicted(rollout)  # rewards that score elsewhere do so meanwhile
         with self.phase("reward_wait"):
-            self.progress(f"waiting for the rewards of {len(samples)} clips")
+            self.progress(f"waiting for the rewards of {len(rollout.samples)} clips")
             scored = self._score(tickets)
-        return Experience(Rollout(samples, *data, draws), *scored)
+        return Experience(rollout, *scored)
 
     @torch.no_grad()
-    def _rolled_out(
-        self, batch: Mapping[str, Any], draws: RowDraws
-    ) -> tuple[Samples, tuple[Tensor, Condition], list[dict[str, Ticket]]]:
-        """Clips for a batch's conditions; the true latents, with the condition of the data term; what was asked."""
+    def _rolled_out(self, batch: Mapping[str, Any], draws: RowDraws) -> tuple[Rollout, list[dict[str, Ticket]]]:
+        """Clips for a batch's conditions, and what was asked of rewards."""
         rl, generators = self.rl, self._generators(batch, "rollout")
         low, high = rl.min_num_conditional_frames, rl.max_num_conditional_frames
         numbers = generators.integers(low, high + 1, "given_frames")
@@ -162,20 +166,21 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
             text, negative = condition.crossattn_emb_B_S_E, batch.get(NEGATIVE_TEXT_KEY)
             other = torch.zeros_like(text) if negative is None else with_tokens(negative.to(text), text.shape[1])
             unconditional = replace(condition, crossattn_emb_B_S_E=other)
-        steps, rows = self._trained_steps(draws), draws.rows
-        conditions = Conditions(condition, unconditional, rows)
+        steps, conditions, members = self._trained_steps(draws), (condition, unconditional), self.groups.members
+        rows_B = torch.arange(len(x0)).repeat_interleave(len(members))
+        places_B_2 = torch.cartesian_prod(batch[POSITION_KEY].cpu(), torch.tensor(members))
         context = self._reward_context(batch, x0, numbers)
         if self.scoring.needs_probe:
             self.progress("asking for the score of a true clip")
             self.scoring.probe(*self._clips(x0[:1], torch.zeros(1, dtype=torch.long), batch, context))
         parts, tickets = [], []
         with self.sampling_policy():
-            for chunk in self._chunks(len(rows)):
-                self.progress(f"rollout, clip {chunk.start + 1} of {len(rows)}")
-                part = self._roll_out(conditions, chunk, steps, draws)
-                tickets += self._submit(part, rows[chunk], batch, context)
+            for rows in self._chunks(len(rows_B)):
+                self.progress(f"rollout, clip {rows.start + 1} of {len(rows_B)}")
+                part = self._roll_out(conditions, rows_B[rows], places_B_2[rows], steps, draws)
+                tickets += self._submit(part, batch, context)
                 parts.append(self._kept_at(part))
-        return joined(parts), (x0, data_condition), tickets
+        return Rollout(joined(parts), conditions, x0, data_condition, draws), tickets
 
     def _score(self, tickets: list[dict[str, Ticket]]) -> tuple[Tensor, Tensor, Facts]:
         """The advantages of this rank's samples, which of its groups have any, and what to log of rewards."""
@@ -186,20 +191,21 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         teaches_N_1 = (advantage != 0).any(dim=1, keepdim=True)
         return self.groups.own(advantage), self.groups.own(teaches_N_1.expand_as(advantage))[:, 0], facts
 
-    def _roll_out(self, conditions: Conditions, chunk: slice, steps: Sequence[int], draws: RowDraws) -> Samples:
-        given = conditions.condition.gt_frames_B_C_T_H_W
+    def _roll_out(
+        self, conditions: Conditions, rows_B: Tensor, places_B_2: Tensor, steps: Sequence[int], draws: RowDraws
+    ) -> Samples:
+        given = conditions[0].gt_frames_B_C_T_H_W
         assert given is not None
         shape, world = tuple(given.shape[1:]), self.world
-        rows, members = draws.rows[chunk], draws.members[chunk]
-        starts = torch.zeros_like(members) if self.rl.starts_alike else members
-        noise = draws.normal(shape, rows, starts, "start").to(given, non_blocking=True)
+        starts_B_2 = places_B_2 * ONE_MEMBER if self.rl.starts_alike else places_B_2
+        noise = draws.normal(shape, starts_B_2, "start").to(given, non_blocking=True)
 
         def noise_of(k: int) -> Tensor:
-            noise = draws.normal(shape, rows, members, f"step{k}")
+            noise = draws.normal(shape, places_B_2, f"step{k}")
             return world.context.split_frames(noise.to(given, non_blocking=True))
 
         window = tuple(steps) if self.rl.noise_on_trained_steps_only else None
-        path = chain_path(world, self.rl, *conditions.of(chunk), noise, window)
+        path = chain_path(world, self.rl, *conditions_of(conditions, rows_B), noise, window)
         levels = list(path.chain.levels[: path.chain.num_steps])
         if self.rl.transition != "churn":  # they are flow times
             levels = [t / max(1 - t, 1 - LATEST_TIME) for t in levels]
@@ -209,18 +215,16 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         self._has_checked_states = True
         final = world.context.gather_frames(final)
         world.context.activate(False)
-        return Samples(conditions, noise, final, window, levels, kept)
+        return Samples(rows_B, places_B_2, noise, final, window, levels, kept)
 
-    def _submit(
-        self, part: Samples, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]
-    ) -> list[dict[str, Ticket]]:
+    def _submit(self, part: Samples, batch: Mapping[str, Any], context: Mapping[str, Any]) -> list[dict[str, Ticket]]:
         """Ask for the scores of a part, those of each frame rate together."""
-        rates = [float(batch["fps"][row]) for row in rows.tolist()]
+        rates = [float(batch["fps"][row]) for row in part.rows_B.tolist()]
         changes = [i for i in range(1, len(rates)) if rates[i] != rates[i - 1]]
         tickets = []
         with self.phase("reward"):
             for these in map(slice, [0, *changes], [*changes, len(rates)]):
-                tickets.append(self.scoring.submit(*self._clips(part.final[these], rows[these], batch, context)))
+                tickets.append(self.scoring.submit(*self._clips(part.final[these], part.rows_B[these], batch, context)))
         return tickets
 
     def _clips(
@@ -260,50 +264,51 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
     # --- what other weights than the trained ones predict
 
     @torch.no_grad()
-    def _predicted(self, samples: Samples, draws: RowDraws) -> Samples:
-        """The samples with what the sampling policy and the reference predict of what will be trained."""
+    def _predicted(self, rollout: Rollout) -> Rollout:
+        """The rollout with what the sampling policy and the reference predict of what will be trained."""
         if self.rl.is_ratio:
-            return self._with_reference_means(samples) if self.rl.kl_beta else samples
-        forwards = self._noised(samples, draws)
+            return self._with_reference_means(rollout) if self.rl.kl_beta else rollout
+        forwards = self._noised(rollout.samples, rollout.draws)
         if self.rl.updates * self.rl.minibatches > 1 or self._old is not None:
             with self.sampling_policy():
                 for k, one in forwards.items():
-                    forwards[k] = replace(one, v_old_B_C_T_H_W=self._velocities(samples, one))
+                    forwards[k] = replace(one, v_old_B_C_T_H_W=self._velocities(rollout, one))
         if self.rl.kl_beta:
             with self.reference():
                 for k, one in forwards.items():
-                    forwards[k] = replace(one, v_reference_B_C_T_H_W=self._velocities(samples, one))
-        return self._kept_at(replace(samples, forwards=forwards))
+                    forwards[k] = replace(one, v_reference_B_C_T_H_W=self._velocities(rollout, one))
+        return replace(rollout, samples=self._kept_at(replace(rollout.samples, forwards=forwards)))
 
     def _noised(self, samples: Samples, draws: RowDraws) -> dict[int, Forward]:
         """The clips with fresh noise at the sampler's levels, or at some of them."""
         found, final = {}, samples.final
-        members = torch.zeros_like(draws.members) if self.rl.use_same_forward_noise else draws.members
+        places_B_2 = samples.places_B_2 * ONE_MEMBER if self.rl.use_same_forward_noise else samples.places_B_2
         drawn = draws.permutation(self.rl.sample_steps, "levels")[: self.rl.num_timesteps or self.rl.sample_steps]
         for k in sorted(drawn):
             t = samples.levels[k] / (1 + samples.levels[k])
             t = min(max(t, SMALLEST_TIME), 1 - SMALLEST_TIME)
             t_B = torch.full((len(samples),), t, device=final.device).to(final.dtype)
-            noise = draws.normal(tuple(final.shape[1:]), draws.rows, members, f"forward{k}")
+            noise = draws.normal(tuple(final.shape[1:]), places_B_2, f"forward{k}")
             found[k] = Forward(final, noise.to(final, non_blocking=True), t_B)
         return found
 
-    def _velocities(self, samples: Samples, forward: Forward) -> Tensor:
+    def _velocities(self, rollout: Rollout, forward: Forward) -> Tensor:
         """This rank's frames of the velocities of all samples."""
-        chunks, conditions = self._chunks(len(samples)), samples.conditions
-        return torch.cat([self.losses.velocity(conditions.of(rows)[0], rows_of(forward, rows)) for rows in chunks])
+        chunks, of = self._chunks(len(rollout.samples)), rollout.conditions_of
+        return torch.cat([self.losses.velocity(of(rows)[0], rows_of(forward, rows)) for rows in chunks])
 
-    def _with_reference_means(self, samples: Samples) -> Samples:
+    def _with_reference_means(self, rollout: Rollout) -> Rollout:
+        samples = rollout.samples
         means: dict[int, list[Tensor]] = {k: [] for k in samples.kept}
         with self.reference():
             for rows in self._chunks(len(samples)):
-                conditions = samples.conditions.of(rows)
+                conditions = rollout.conditions_of(rows)
                 path = chain_path(self.world, self.rl, *conditions, samples.noise[rows], samples.window)
                 for k, whole in samples.kept.items():
                     one = move_to(rows_of(whole, rows), self.world.device)
                     means[k].append(judge(path, one).mean_B_C_T_H_W)
         kept = {k: replace(one, reference_mean_B_C_T_H_W=torch.cat(means[k])) for k, one in samples.kept.items()}
-        return self._kept_at(replace(samples, kept=kept))
+        return replace(rollout, samples=self._kept_at(replace(samples, kept=kept)))
 
     def _chunks(self, num_samples: int) -> list[slice]:
         """The rows that pass the network together."""
@@ -319,8 +324,9 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
     # --- the order of training
 
     def minibatches(self, experience: Experience, batch: Mapping[str, Any]) -> tuple[int, Iterator[MicroBatch]]:
-        rl, samples, advantage_B = self.rl, experience.record.samples, experience.advantage_G_M.flatten()
-        steps, draws = list(samples.kept) if rl.is_ratio else list(samples.forwards), experience.record.draws
+        rl, rollout, advantage_B = self.rl, experience.record, experience.advantage_G_M.flatten()
+        samples, draws = rollout.samples, rollout.draws
+        steps = list(samples.kept) if rl.is_ratio else list(samples.forwards)
         chunks = self._chunks(len(samples))  # as they were rolled out: the network computes the very same numbers
         size = len(chunks) // rl.minibatches
         parts = []  # the micro-batches of each update: of its part of the samples all steps
@@ -335,7 +341,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         def micro_batches() -> Iterator[MicroBatch]:
             begun: set[int] = set()  # the first rows of clips that were trained on
             for number, (update, rows, k) in enumerate((i, *pair) for i, part in enumerate(parts) for pair in part):
-                condition, unconditional = samples.conditions.of(rows)
+                condition, unconditional = rollout.conditions_of(rows)
                 yield MicroBatch(
                     condition=condition,
                     unconditional=unconditional,
@@ -344,7 +350,7 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
                     window=samples.window,
                     kept=rows_of(samples.kept[k], rows) if rl.is_ratio else None,
                     forward=None if rl.is_ratio else rows_of(samples.forwards[k], rows),
-                    data=self._data(experience.record, rows, k, rows.start not in begun),
+                    data=self._data(rollout, rows, k, rows.start not in begun),
                     is_before_update=update == 0,
                     teaches=bool(teaches[update]),
                     facts=facts if number == 0 else {},
@@ -358,13 +364,13 @@ class FlowGRPOModel(RLModel, Video2WorldModel):
         rl, samples, draws = self.rl, rollout.samples, rollout.draws
         if not rl.data_beta or (rl.data_on_first_only and not is_of_new_clips):
             return None
-        of_rows, members = draws.rows[rows], draws.members[rows]
+        of_rows, places_B_2 = samples.rows_B[rows], samples.places_B_2[rows]
         x0 = rollout.true_latents[of_rows.to(rollout.true_latents.device, non_blocking=True)]
         if rl.use_rl_sigma_and_noise:
             epsilon, sigma_B = samples.noise[rows].to(x0), torch.full((len(x0),), samples.levels[k])
         else:
-            epsilon = draws.normal(tuple(x0.shape[1:]), of_rows, members, f"data{k}").to(x0, non_blocking=True)
-            uniform = draws.uniform(3, of_rows, members, f"data_sigma{k}")
+            epsilon = draws.normal(tuple(x0.shape[1:]), places_B_2, f"data{k}").to(x0, non_blocking=True)
+            uniform = draws.uniform(3, places_B_2, f"data_sigma{k}")
             sigma_B = self.config.draw_sigma(uniform, is_image=False)
         return Data(x0, epsilon, sigma_B[:, None].to(x0, non_blocking=True), rollout.data_condition.rows(of_rows))
 

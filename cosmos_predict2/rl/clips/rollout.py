@@ -9,10 +9,9 @@ output, loss = Losses(world, rl).of(part)  # of a micro-batch: the objective, th
 Under context parallelism a rank has its frames alone; ratios and errors are those of whole clips, alike on all ranks.
 """
 
-import copy
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any, Literal, cast
@@ -30,9 +29,7 @@ from cosmos_predict2.rl.objectives import Clipped, FreshNoise, RatioStep, Withou
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, Objective
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
-from imaginaire import distributed, random
-from imaginaire.data.stream import POSITION_KEY
-from imaginaire.distributed import places
+from imaginaire import random
 from imaginaire.errors import ConfigError, DataError, TrainingError
 
 
@@ -70,19 +67,13 @@ class Data:
     condition: Condition
 
 
-class Conditions:
-    """The conditions of a batch, and the row of each sample's: a group's text is not copied for its members.
+Conditions = tuple[Condition, Condition | None]  # the second is what guidance leads away from
 
-    No dataclass, so that `joined` and `mapped` leave it as it is.
-    """
 
-    def __init__(self, condition: Condition, unconditional: Condition | None, rows_B: Tensor) -> None:
-        self.condition, self.unconditional, self.rows_B = condition, unconditional, rows_B
-
-    def of(self, samples: slice) -> tuple[Condition, Condition | None]:
-        """Those of some of the samples."""
-        rows_B, other = self.rows_B[samples], self.unconditional
-        return self.condition.rows(rows_B), None if other is None else other.rows(rows_B)
+def conditions_of(conditions: Conditions, rows_B: Tensor) -> Conditions:
+    """Those of some samples, whose rows these are: a group's text is not copied for its members."""
+    condition, other = conditions
+    return condition.rows(rows_B), None if other is None else other.rows(rows_B)
 
 
 @dataclass(frozen=True)
@@ -106,7 +97,8 @@ class MicroBatch:
 class Samples:
     """The samples of one rollout, rows in step: groups one after the other, the members of a group together."""
 
-    conditions: Conditions
+    rows_B: Tensor  # the row of each one's condition
+    places_B_2: Tensor  # of each its condition's place in the stream, and which member of the group it is
     noise: Tensor
     final: Tensor
     window: tuple[int, ...] | None
@@ -117,73 +109,51 @@ class Samples:
     def __len__(self) -> int:
         return len(self.noise)
 
-    def rows(self, rows: Tensor) -> "Samples":
-        """Some of the samples."""
-        kept, of = mapped(self, lambda tensor: tensor[rows.to(tensor.device)]), self.conditions
-        return replace(kept, conditions=Conditions(of.condition, of.unconditional, of.rows_B[rows]))
 
-
+@dataclass(frozen=True)
 class RowDraws:
-    """Draws of a rollout: each follows from the run's seed, the condition's place in the stream and the member."""
+    """Draws of an experience: of a sample by the run's seed and its place; of all ranks alike by a place ``first``."""
 
-    def __init__(self, batch: Mapping[str, Any], seed: int, members: Sequence[int], first: int | None = None) -> None:
-        """``members`` are those of each group that this rank rolls out; ``first`` is that of the rollout to which
-        this one adds groups, else the first place of the first rank."""
-        self.seed = seed
-        self.positions: list[int] = batch[POSITION_KEY].tolist()
-        if first is None:
-            with places.at("agreeing on the draws of a rollout"):
-                first = distributed.broadcast_object(self.positions[0])
-        self.first = first
-        size = len(batch["fps"])  # the condition and the member of each sample of this rank
-        self.rows = torch.arange(size).repeat_interleave(len(members))
-        self.members = torch.tensor(members).repeat(size)
+    seed: int
+    first: int
 
-    def of(self, samples: Tensor) -> "RowDraws":
-        """Those of some of the samples."""
-        found = copy.copy(self)
-        found.rows, found.members = self.rows[samples], self.members[samples]
-        return found
+    def _generators(self, places_B_2: Tensor, purpose: str) -> Iterator[torch.Generator]:
+        for position, member in places_B_2.tolist():
+            yield random.generator(self.seed, position, f"rl/{purpose}/{member}")
 
-    def with_others(self, others: Sequence["RowDraws"]) -> "RowDraws":
-        """Those of several batches, one after the other."""
-        found, parts = copy.copy(self), [self, *others]
-        found.positions = [position for part in parts for position in part.positions]
-        starts = itertools.accumulate((len(part.positions) for part in parts), initial=0)
-        found.rows = torch.cat([part.rows + start for part, start in zip(parts, starts)])
-        found.members = torch.cat([part.members for part in parts])
-        return found
+    def normal(self, shape: tuple[int, ...], places_B_2: Tensor, purpose: str) -> Tensor:
+        return torch.stack([torch.randn(shape, generator=g) for g in self._generators(places_B_2, purpose)])
 
-    def _generators(self, rows: Tensor, members: Tensor, purpose: str) -> Iterator[torch.Generator]:
-        for row, member in zip(rows.tolist(), members.tolist(), strict=True):
-            yield random.generator(self.seed, self.positions[row], f"rl/{purpose}/{member}")
-
-    def normal(self, shape: tuple[int, ...], rows: Tensor, members: Tensor, purpose: str) -> Tensor:
-        return torch.stack([torch.randn(shape, generator=g) for g in self._generators(rows, members, purpose)])
-
-    def uniform(self, count: int, rows: Tensor, members: Tensor, purpose: str) -> Tensor:
-        draws = self._generators(rows, members, purpose)
+    def uniform(self, count: int, places_B_2: Tensor, purpose: str) -> Tensor:
+        draws = self._generators(places_B_2, purpose)
         return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in draws])
 
     def permutation(self, count: int, purpose: str) -> list[int]:
-        """The same for the batches of all ranks and for all rollouts of an experience: it follows from ``first``."""
+        """The same for the batches of all ranks and for all rollouts of an experience."""
         generator = random.generator(self.seed, self.first, f"rl/{purpose}")
         return torch.randperm(count, generator=generator).tolist()  # type: ignore[no-any-return]
 
 
+ONE_MEMBER = torch.tensor([1, 0])  # times places: members of a group draw the same
+
+
 @dataclass(frozen=True)
 class Rollout:
-    """The samples of a batch's conditions, with the true latents and conditions of the data term, a row for each
-    condition."""
+    """The samples of a batch; and, a row for each of its conditions, these, the true latents, and the condition of the
+    data term."""
 
     samples: Samples
+    conditions: Conditions
     true_latents: Tensor
     data_condition: Condition
     draws: RowDraws
 
+    def conditions_of(self, samples: slice) -> Conditions:
+        return conditions_of(self.conditions, self.samples.rows_B[samples])
+
     def rows(self, rows: Tensor) -> "Rollout":
         """Some of the samples, with the conditions of all."""
-        return replace(self, samples=self.samples.rows(rows), draws=self.draws.of(rows))
+        return replace(self, samples=mapped(self.samples, lambda tensor: tensor[rows.to(tensor.device)]))
 
     def with_others(self, others: Sequence["Rollout"]) -> "Rollout":
         """The samples of several rollouts at the same steps, one after the other."""
@@ -192,14 +162,20 @@ class Rollout:
         if len(lengths) > 1:
             found = f"max_rollouts joins several batches, but their texts have {sorted(lengths)} tokens"
             raise DataError(f"{found}: give all embeddings one length.")
-        draws = self.draws.with_others([part.draws for part in others])
-        conditions = [part.samples.conditions for part in parts]
-        unconditional = [one.unconditional for one in conditions if one.unconditional is not None]
-        condition = reduce(Condition.stacked_with, [one.condition for one in conditions])
-        other = reduce(Condition.stacked_with, unconditional) if unconditional else None
-        samples = replace(joined([part.samples for part in parts]), conditions=Conditions(condition, other, draws.rows))
-        latents = torch.cat([part.true_latents for part in parts])
-        return Rollout(samples, latents, reduce(Condition.stacked_with, [p.data_condition for p in parts]), draws)
+        starts = itertools.accumulate((len(part.true_latents) for part in parts), initial=0)
+        samples = [replace(one.samples, rows_B=one.samples.rows_B + start) for one, start in zip(parts, starts)]
+        conditions, unconditional = zip(*(part.conditions for part in parts), strict=True)
+        return Rollout(
+            samples=joined(samples),
+            conditions=(_stacked(conditions), None if unconditional[0] is None else _stacked(unconditional)),
+            true_latents=torch.cat([part.true_latents for part in parts]),
+            data_condition=_stacked([part.data_condition for part in parts]),
+            draws=self.draws,
+        )
+
+
+def _stacked(conditions: Sequence[Condition]) -> Condition:
+    return reduce(Condition.stacked_with, conditions)
 
 
 LARGEST_DEVIATION = 2.0  # of states from that of their level, as a factor: shipped schedules stay within 1.7
