@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.config import RLConfig
-from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.config import VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.learner import Experience
 from cosmos_predict2.rl.objectives import chosen
 from imaginaire.config import L
 from tests.rl.policies.seen import generators
-from tests.rl.vla_runs import RL, batch, collected, run
+from tests.rl.vla_runs import RL, batch, collected, model, run
 from tests.training import difference, saved
 
 
@@ -52,11 +51,8 @@ def pi05(tmp_path: Path, **rl: Any) -> VLAGRPOModel:
     from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
     from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 
-    torch.manual_seed(0)
     write_tiny(tmp_path / "pi05", sentences=["push the puck into the ring"])
-    policy = L(Pi05Policy)(path=str(tmp_path / "pi05"), noise_method="flow_sde")
-    env = L(ToyEnv)(num_envs=8)
-    return VLAGRPOModel(VLAGRPOConfig(policy=policy, env=env, rl=VLARLConfig(group_size=4, **rl)))
+    return model(L(Pi05Policy)(path=str(tmp_path / "pi05"), noise_method="flow_sde"), **rl)
 
 
 @pytest.mark.parametrize("kind", ["toy", "pi05"])

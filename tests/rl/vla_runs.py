@@ -118,13 +118,11 @@ def tensors_of(played: Trajectories) -> dict[str, Tensor]:
     return {**played.record, **{name: value for name, value in vars(played).items() if isinstance(value, Tensor)}}
 
 
-def model(**rl: Any) -> VLAGRPOModel:
+def model(policy: Any = None, **rl: Any) -> VLAGRPOModel:
     """It learns from groups of four episodes."""
     torch.manual_seed(0)
-    config = VLAGRPOConfig(
-        policy=L(ToyPolicy)(width=16, noise=1.0), env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4, **rl)
-    )
-    return VLAGRPOModel(config)
+    policy = L(ToyPolicy)(width=16, noise=1.0) if policy is None else policy
+    return VLAGRPOModel(VLAGRPOConfig(policy=policy, env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4, **rl)))
 
 
 def batch(first: int = 0, size: int = 3) -> dict[str, Tensor]:

@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import ContractError, Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.contract import check_policy
 from cosmos_predict2.rl.policies.network import cast, tolerance_of
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from imaginaire.config import L
 from imaginaire.errors import TrainingError
 from tests.rl.policies.seen import generators
+from tests.rl.vla_runs import batch, model
 
 
 def seen(num_envs: int = 8) -> Observation:  # fewer decisions for the thousand numbers of check_spread
@@ -175,13 +173,9 @@ def test_a_fault_is_named_by_its_rule(fault: str, rule: str, _: bool) -> None:
 
 
 def experience(policy: Any) -> Any:
-    config = VLAGRPOConfig(
-        policy=L(ToyPolicy)(width=16), env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4, minibatches=2)
-    )
-    model = VLAGRPOModel(config)
-    model.net = model.source.policy = policy
-    trials = torch.arange(2)
-    return next(model.train_batches([{"task_id": torch.zeros_like(trials), "trial_id": trials}]))
+    learner = model(minibatches=2)
+    learner.net = learner.source.policy = policy
+    return next(learner.train_batches([batch(size=2)]))
 
 
 @pytest.mark.parametrize("fault", [fault for fault, _, is_seen in FAULTS if is_seen])

@@ -31,7 +31,7 @@ from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from imaginaire.config import L
 from imaginaire.errors import ConfigError
-from tests.rl.vla_runs import NAME, RL, batch, run
+from tests.rl.vla_runs import NAME, RL, batch, model, run
 from tests.training import difference, saved
 
 
@@ -100,9 +100,7 @@ def test_decisions_of_a_group_may_share_their_draws() -> None:
 
 
 def pi05(folders: Mapping[str, str], **rl: Any) -> VLAGRPOModel:
-    torch.manual_seed(0)
-    node = L(Pi05Policy)(path=folders["pi05"])
-    return VLAGRPOModel(VLAGRPOConfig(policy=node, env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4, **rl)))
+    return model(L(Pi05Policy)(path=folders["pi05"]), **rl)
 
 
 def error_of(policy: Pi05Policy, record: Mapping[str, Tensor]) -> Tensor:
@@ -116,33 +114,34 @@ def error_of(policy: Pi05Policy, record: Mapping[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("objective", ["nft", "awm"])
 def test_a_rewarded_chunk_becomes_likelier_and_a_punished_one_less(objective: str, folders: Mapping[str, str]) -> None:
     for sign in (1, -1):
-        model = pi05(folders, objective=objective)
-        whole = next(model.train_batches([batch(size=1)]))
+        learner = pi05(folders, objective=objective)
+        whole = next(learner.train_batches([batch(size=1)]))
         one = replace(rows_of(whole, torch.arange(1)), advantage_B=torch.tensor([2.0 * sign]), share=1.0)
         assert one.old_log_prob_B_K_N is None and "draw_difference" not in one.facts
-        before, optimizer = error_of(model.net, one.record), torch.optim.SGD(model.net.parameters(), lr=1e-3)
+        policy = learner.net
+        before, optimizer = error_of(policy, one.record), torch.optim.SGD(policy.parameters(), lr=1e-3)
         for _ in range(3):
             optimizer.zero_grad()
-            model.training_step(replace(one, is_before_update=False), 0)[1].backward()
+            learner.training_step(replace(one, is_before_update=False), 0)[1].backward()
             optimizer.step()
-        assert (error_of(model.net, one.record) - before) * sign < 0
+        assert (error_of(policy, one.record) - before) * sign < 0
 
 
 def test_a_policy_that_samples_apart_follows_slowly_and_is_saved(folders: Mapping[str, str]) -> None:
-    model = pi05(folders, objective="nft", weight_copy_decay_type=1, minibatches=2, kl_beta=0.1)
-    model.parallelize(model._dims)
+    one = pi05(folders, objective="nft", weight_copy_decay_type=1, minibatches=2, kl_beta=0.1)
+    one.parallelize(one._dims)
     name = "network.action_out_proj.bias"
-    weight = dict(model.net.named_parameters())[name]
+    weight = dict(one.net.named_parameters())[name]
     began = weight.detach().clone()
     with torch.no_grad():
         weight += 1
-    part = next(model.train_batches([batch(size=1)]))
-    output, _ = model.training_step(part, 0)
+    part = next(one.train_batches([batch(size=1)]))
+    output, _ = one.training_step(part, 0)
     assert output["kl_to_reference"] > 0.5  # the reference, too, has the weights that the run began with
-    v = predicted(model.policy, part.record, part.fresh).velocity_B_L_K_N
+    v = predicted(one.policy, part.record, part.fresh).velocity_B_L_K_N
     torch.testing.assert_close(v - part.fresh.v_old_B_L_K_N, torch.ones_like(v), rtol=0, atol=1e-4)
-    model.on_before_zero_grad(None, None, 99)  # decay 0.1
-    torch.testing.assert_close(model.checkpoint_state()[f"net_old.{name}"], began + 0.9)
+    one.on_before_zero_grad(None, None, 99)  # decay 0.1
+    torch.testing.assert_close(one.checkpoint_state()[f"net_old.{name}"], began + 0.9)
     assert torch.equal(weight, began + 1)
 
 
@@ -212,14 +211,12 @@ class Flow(nn.Module):
 
 
 def test_a_flow_without_log_probabilities_learns() -> None:
-    torch.manual_seed(0)
-    rl = VLARLConfig(group_size=4, objective="nft", minibatches=2)
-    model = VLAGRPOModel(VLAGRPOConfig(policy=L(Flow)(), env=L(ToyEnv)(num_envs=8), rl=rl))
-    parts = list(model.train_batches([batch(size=2)]))
+    one = model(L(Flow)(), objective="nft", minibatches=2)
+    parts = list(one.train_batches([batch(size=2)]))
     for part in parts:
-        model.training_step(part, 0)[1].backward()
+        one.training_step(part, 0)[1].backward()
     assert sum(len(part.advantage_B) for part in parts) == 16
-    assert model.net.net.weight.grad.any()
+    assert one.net.net.weight.grad.any()
 
 
 class Wrong(Pi05Policy):

@@ -14,9 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributions import Normal
 
-from cosmos_predict2.rl.envs.toy import ToyEnv
-from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
-from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.learner import rows_of
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.pi05.flow import noise_level
@@ -27,6 +24,7 @@ from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from imaginaire.config import L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from tests.rl.policies.seen import generators, observation
+from tests.rl.vla_runs import batch, model
 
 METHODS = ("flow_sde", "flow_cps", "flow_noise")
 
@@ -478,39 +476,28 @@ def test_it_learns_by_guard(folders: dict[str, str]) -> None:
     """On the weights that drew, the gradient of a decision is that of grpo times std / dt."""
     gradients = []
     for objective in ("grpo", "guard"):
-        torch.manual_seed(0)
-        rl = VLARLConfig(group_size=4, objective=objective)
-        node = L(Pi05Policy)(path=folders["pi05"])
-        model = VLAGRPOModel(VLAGRPOConfig(policy=node, env=L(ToyEnv)(num_envs=8), rl=rl))
-        whole = next(model.train_batches([{"task_id": torch.zeros(1, dtype=torch.long), "trial_id": torch.arange(1)}]))
+        learner = model(L(Pi05Policy)(path=folders["pi05"]), objective=objective)
+        whole = next(learner.train_batches([batch(size=1)]))
         one = replace(rows_of(whole, whole.advantage_B.nonzero().flatten()[:1]), share=1.0, is_before_update=True)
-        output, loss = model.training_step(one, 0)
+        output, loss = learner.training_step(one, 0)
         loss.backward()
         assert abs(float(output["ratio_max"]) - 1) < 1e-4
-        gradients.append(model.net.network.action_out_proj.weight.grad.clone())
-    step = model.net.log_prob(one.record).step
+        gradients.append(learner.net.network.action_out_proj.weight.grad.clone())
+    step = learner.net.log_prob(one.record).step
     assert step is not None and gradients[0].any()
     torch.testing.assert_close(gradients[1], gradients[0] * float(step.std_B / step.dt_B), rtol=1e-3, atol=1e-6)
 
 
 def test_it_learns_by_grpo_and_its_noise_is_annealed_by_the_trainers_step(folders: dict[str, str]) -> None:
-    torch.manual_seed(0)
-    model = VLAGRPOModel(
-        VLAGRPOConfig(
-            policy=L(Pi05Policy)(path=folders["pi05"], noise_anneal=True, train_expert_only=True),
-            env=L(ToyEnv)(num_envs=8),
-            rl=VLARLConfig(group_size=4),
-        )
-    )
-    starts = {"task_id": torch.zeros(2, dtype=torch.long), "trial_id": torch.arange(2)}
-    decisions = next(model.train_batches([starts]))
+    learner = model(L(Pi05Policy)(path=folders["pi05"], noise_anneal=True, train_expert_only=True))
+    decisions = next(learner.train_batches([batch(size=2)]))
     assert decisions.facts["draw_difference"] < 1e-5
-    output, loss = model.training_step(decisions, 0)
+    output, loss = learner.training_step(decisions, 0)
     loss.backward()
-    assert abs(float(output["ratio_max"]) - 1) < 1e-4 and model.net.network.action_out_proj.weight.grad.any()
+    assert abs(float(output["ratio_max"]) - 1) < 1e-4 and learner.net.network.action_out_proj.weight.grad.any()
     level = float(decisions.record["noise_level"][0])
-    model.on_before_zero_grad(None, None, 400)
-    after = model.net.act(observation(), mode="sample", generators=generators()).record["noise_level"]
+    learner.on_before_zero_grad(None, None, 400)
+    after = learner.net.act(observation(), mode="sample", generators=generators()).record["noise_level"]
     assert (level, float(after[0])) == pytest.approx((0.7, 0.3))
 
 
