@@ -84,6 +84,17 @@ Mode = Literal["sample", "greedy"]
 Generators = Sequence[torch.Generator]  # one for each environment, or row
 
 
+def observation_of(views: Sequence[Tensor], state_E_S: Tensor | None, sentences: list[str]) -> Observation:
+    """The observation of pictures [E, H, W, 3] of each view, of which the first is the full image."""
+    full, *wrists = views
+    return {
+        "full_image": full,
+        "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(full), 0, *full.shape[1:]),
+        "state": torch.zeros(len(full), 0) if state_E_S is None else state_E_S,
+        "task_description": sentences,
+    }
+
+
 def rows_of(observation: Observation, rows: Sequence[int]) -> dict[str, Any]:
     """The observation of some of the environments."""
     return {

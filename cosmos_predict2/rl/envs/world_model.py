@@ -36,6 +36,7 @@ from cosmos_predict2.rl.interfaces import (
     Observation,
     Policy,
     completed,
+    observation_of,
 )
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import UNGUIDED, SamplingOptions
@@ -397,14 +398,9 @@ class WorldModelEnv(EnvDefaults):
         return torch.from_numpy(ids).to(self.device, non_blocking=True)
 
     def _observation(self, ids: Ids) -> Observation:
-        whole = self._pictures(ids)
-        full, *wrists = split(whole, len(self.views), dim=1) if len(self.views) > 1 else (whole,)
-        return {
-            "full_image": full,
-            "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(ids), 0, *full.shape[1:]),
-            "state": self._states[0, ids] if len(self._states) else torch.zeros(len(ids), self.state_size),
-            _DESCRIPTION: [self._context[_DESCRIPTION][i] for i in ids],
-        }
+        state = self._states[0, ids] if len(self._states) else torch.zeros(len(ids), self.state_size)
+        sentences = [self._context[_DESCRIPTION][i] for i in ids]
+        return observation_of(split(self._pictures(ids), max(1, len(self.views)), dim=1), state, sentences)
 
     def _text(self, ids: Ids) -> Tensor | None:
         if self.text == "none":

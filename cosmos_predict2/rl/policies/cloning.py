@@ -26,7 +26,7 @@ from cosmos_predict2.data.lerobot.info import held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import split_of
 from cosmos_predict2.data.views import split, views_of
-from cosmos_predict2.rl.interfaces import Observation, PolicyDefaults, completed
+from cosmos_predict2.rl.interfaces import Observation, PolicyDefaults, completed, observation_of
 from imaginaire import random
 from imaginaire.buildable import made, path_of, recorded, resolve
 from imaginaire.errors import ConfigError, DataError, TrainingError
@@ -157,13 +157,7 @@ class CloneWindows:
     @property
     def observation(self) -> Observation:
         """The observation in an environment's form; without a state unless there is one."""
-        full, *wrists = split(self.pictures_B_H_W_C, len(self.views), dim=1)
-        return {
-            "full_image": full,
-            "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(full), 0, *full.shape[1:]),
-            "state": torch.zeros(len(full), 0) if self.state_B_S is None else self.state_B_S,
-            "task_description": self.tasks,
-        }
+        return observation_of(split(self.pictures_B_H_W_C, len(self.views), dim=1), self.state_B_S, self.tasks)
 
     def statistics(self) -> dict[str, list[Any]]:
         """Statistics of the actions, as public files have them."""

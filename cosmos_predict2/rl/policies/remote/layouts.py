@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Observation
+from cosmos_predict2.rl.interfaces import Observation, observation_of
 from imaginaire.errors import ConfigError, DataError, first_line, near
 
 _FORMS = "pictures=[A, B] state={PART: NUMBERS} text=NAME actions={PART: NUMBERS} size=[ROWS, COLUMNS]"
@@ -106,19 +106,14 @@ def observed(layout: Layout, request: Any, num_views: int = 1, *, reads_state: b
     """The observation of a request, for E environments. Of the pictures ``num_views`` have to be there."""
     entries = _entries(request, layout.joint)
     names = [name for i, name in enumerate(layout.pictures) if i < num_views or name in entries]
-    full, *wrists = [_picture(name, _entry(entries, name), layout.size) for name in names]
-    if odd := [name for name, view in zip(names[2:], wrists[1:]) if view.shape != wrists[0].shape]:
+    views = [_picture(name, _entry(entries, name), layout.size) for name in names]
+    if odd := [name for name, view in zip(names[2:], views[2:]) if view.shape != views[1].shape]:
         raise DataError(f"'{odd[0]}' has another size than '{names[1]}': pictures beside the first are of one size.")
     state = [_numbers(name, _entry(entries, name), count) for name, count in layout.state.items() if reads_state]
     sentences = _sentences(layout.text, _entry(entries, layout.text))
-    if len(lengths := {len(sentences), *map(len, (full, *wrists, *state))}) > 1:
+    if len(lengths := {len(sentences), *map(len, (*views, *state))}) > 1:
         raise DataError(f"The request is of {' and '.join(map(str, sorted(lengths)))} environments at once.")
-    return {
-        "full_image": full,
-        "wrist_image": torch.stack(wrists, dim=1) if wrists else full.new_zeros(len(full), 0, *full.shape[1:]),
-        "state": torch.cat(state, dim=1) if state else torch.zeros(len(full), 0),
-        "task_description": sentences,
-    }
+    return observation_of(views, torch.cat(state, dim=1) if state else None, sentences)
 
 
 def _entries(request: Any, joint: str) -> dict[str, Any]:
