@@ -13,9 +13,9 @@ and its batches are skipped as indices. What else can be iterated over is read a
 import copy
 import dataclasses
 import logging
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
+from itertools import tee
 from typing import Any
 
 import torch
@@ -177,10 +177,9 @@ class DataStream:
 
     def _own(self) -> Iterator[Any]:
         loader: ResumableLoader = self.loader
-        drawn: deque[Indices] = deque()
-        source = _remember(loader.batches(self._seed, self.samples_seen, self._dims), drawn)
-        for batch in workers.load(loader.dataset, source, self._seed, "sample", loader._options):
-            indices = drawn.popleft()
+        batches, drawn = tee(loader.batches(self._seed, self.samples_seen, self._dims))  # one is read ahead
+        read = workers.load(loader.dataset, batches, self._seed, "sample", loader._options)
+        for batch, indices in zip(read, drawn, strict=False):
             self.samples_seen += len(indices) * self._dims.dp_size
             yield with_positions(batch, indices)
 
@@ -193,9 +192,9 @@ class DataStream:
         """
         loader: DataLoader[Any] = self.loader
         dp_size, dp_rank = self._dims.dp_size, self._dims.dp_rank
-        drawn: deque[tuple[tuple[int, int, int], Indices]] = deque()  # (the place after the batch, the batch)
 
-        def source() -> Iterator[Indices]:
+        def source() -> Iterator[tuple[tuple[int, int, int], Indices]]:
+            """(the place after a batch, the batch)"""
             epoch, used = self.epoch, self.samples_in_epoch
             start = self.samples_seen - used  # of the epoch in the stream
             batch: Indices = []
@@ -212,8 +211,7 @@ class DataStream:
                     batch += [(start + place, index) for place, index in places if place >= used]
                     if seen - used < dp_size:
                         continue
-                    drawn.append(((epoch, seen, start + seen), batch))
-                    yield batch
+                    yield (epoch, seen, start + seen), batch
                     batch = []
                 if empty:
                     raise DataError(f"The sampler of {type(loader.dataset).__name__} gave no batch in epoch {epoch}.")
@@ -221,8 +219,10 @@ class DataStream:
 
         names = ("num_workers", "prefetch_factor", "timeout", "pin_memory", "collate_fn", "worker_init_fn")
         options = {name: getattr(loader, name) for name in (*names, "multiprocessing_context")}
-        for batch in workers.load(loader.dataset, source(), self._seed, "sample", options):
-            (self.epoch, self.samples_in_epoch, self.samples_seen), indices = drawn.popleft()
+        ahead, drawn = tee(source())
+        read = workers.load(loader.dataset, (batch for _, batch in ahead), self._seed, "sample", options)
+        for batch, (place, indices) in zip(read, drawn, strict=False):
+            self.epoch, self.samples_in_epoch, self.samples_seen = place
             yield with_positions(batch, indices)
 
     def _opaque(self) -> Iterator[Any]:
@@ -295,12 +295,6 @@ def data_sets(*loaders: Any) -> list[Any]:
 def _block(start: int, batch_size: int, dims: ParallelDims) -> range:
     first = start + dims.dp_rank * batch_size
     return range(first, first + batch_size)
-
-
-def _remember(batches: Iterator[Indices], into: deque[Indices]) -> Iterator[Indices]:
-    for batch in batches:
-        into.append(batch)
-        yield batch
 
 
 def with_positions(batch: Any, indices: Indices, end: int | None = None) -> Any:

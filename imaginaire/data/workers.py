@@ -74,9 +74,6 @@ def explained(error: BaseException, num_workers: int | None = None) -> DataError
 class WorkerTraceback(Exception):
     """The traceback of a worker, as the cause of the exception that it sent."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 @dataclass(frozen=True)
 class _Failure:
