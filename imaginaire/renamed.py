@@ -33,7 +33,13 @@ class _Renamed(MetaPathFinder, Loader):
         if spec is None:
             return ModuleSpec(name, self, is_package=name in _ABOVE_NAMES)
         if name in NAMES and spec.loader is not None:
-            spec.loader = _WithNames(spec.loader)
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                _answer_for(module, name)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
@@ -44,23 +50,6 @@ class _Renamed(MetaPathFinder, Loader):
                 module.__path__ = []  # modules of NAMES may lie below
         else:
             _answer_for(module, name)
-
-
-class _WithNames(Loader):
-    """The loader of a module that is here, whose further names are in NAMES."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        _answer_for(module, module.__name__)
 
 
 class _OfOthers(MetaPathFinder):

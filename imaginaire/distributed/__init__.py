@@ -6,7 +6,7 @@ Every function works without `init`: one process is a group of one. Only this mo
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -197,20 +197,3 @@ def cpu_group(name: str = "objects") -> dist.ProcessGroup | None:
     if key not in _cpu_groups:
         _cpu_groups[key] = dist.new_group(backend="gloo")
     return _cpu_groups[key]
-
-
-def broadcast_tensors_(tensors: Sequence[Tensor]) -> None:
-    """Give every rank the tensors of rank 0, in place, packed by dtype and device."""
-    if not is_initialized() or not tensors:
-        return
-    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
-    for same in by_kind.values():
-        if len(same) == 1 and same[0].is_contiguous():  # a large one is not copied
-            dist.broadcast(same[0].view(-1).view(torch.uint8), 0)
-            continue
-        flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        dist.broadcast(flat.view(torch.uint8), 0)  # bytes: not every backend knows every dtype
-        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
-            tensor.copy_(part.view_as(tensor))

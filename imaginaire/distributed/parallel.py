@@ -415,9 +415,21 @@ def _has_plain_data(tensor: Tensor) -> bool:
 
 
 def _broadcast(tensors: Iterable[Tensor]) -> None:
-    """Give every rank rank 0's tensors, in place, many small ones in a message."""
+    """Give every rank rank 0's tensors, in place, many small ones of one dtype and device in a message."""
+    if not distributed.is_initialized():
+        return
     for message in in_runs(tensors, lambda tensor: tensor.nbytes, _MESSAGE_BYTES):
-        distributed.broadcast_tensors_([_unexpanded(tensor.detach()) for tensor in message])
+        by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in message:
+            by_kind.setdefault((tensor.dtype, tensor.device), []).append(_unexpanded(tensor.detach()))
+        for same in by_kind.values():
+            if len(same) == 1 and same[0].is_contiguous():  # a large one is not copied
+                dist.broadcast(same[0].view(-1).view(torch.uint8), 0)
+                continue
+            flat = torch.cat([tensor.reshape(-1) for tensor in same])
+            dist.broadcast(flat.view(torch.uint8), 0)  # bytes: not every backend knows every dtype
+            for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
 
 def _unexpanded(tensor: Tensor) -> Tensor:
