@@ -21,6 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,24 +79,20 @@ class Refused(Exception):
     """A pickle asks for something that plain data do not need."""
 
 
+@dataclass(slots=True, eq=False)
 class Named:
     """A class, function or object that a file names."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
+@dataclass(slots=True, eq=False)
 class Made:
     """An object that a file builds: the name that it calls, the arguments, and the state that it gives the result."""
 
-    __slots__ = ("args", "name", "state")
-
-    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
-        self.name = name
-        self.args = args
-        self.state: Any = None
+    name: str
+    args: tuple[Any, ...]
+    state: Any = None
 
 
 def read(content: bytes, is_allowed: Callable[[str], bool], most_steps: int | None = None) -> Any:

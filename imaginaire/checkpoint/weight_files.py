@@ -77,7 +77,7 @@ def shape_of(source: Any, name: str) -> tuple[int, ...]:
 
 
 def open_address(address: str) -> Mapping[str, Tensor]:
-    """The tensors at a local or remote path, or of a hub id."""
+    """The tensors at a local or remote path, or of a hub id; of a training run, at what `latest` gives."""
     if is_hub(address):
         return _open_hub(address)
     if storage.is_folder(address):
@@ -303,14 +303,10 @@ class _Folder:
 
 
 def _open_folder(folder: _Folder) -> Mapping[str, Tensor]:
-    """The one set of weights in a folder: DCP, a training run, or a hub or diffusers folder."""
+    """The one set of weights in a folder: DCP, or a hub or diffusers folder."""
     address, names = folder.address, folder.names
     if ".metadata" in names:
         return _open_dcp(address)
-    if POINTER in names:
-        return open_address(_pointed(address))
-    if "checkpoints" in names and storage.exists(storage.join(address, "checkpoints", POINTER)):
-        return open_address(_pointed(storage.join(address, "checkpoints")))
     if "model" in names and storage.exists(storage.join(address, "model", ".metadata")):
         return _open_dcp(storage.join(address, "model"))
     if (found := _open_files(folder)) is not None:

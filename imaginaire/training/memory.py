@@ -6,6 +6,13 @@ from pathlib import Path
 import psutil
 import torch
 
+from imaginaire.errors import TrainingError
+
+_ADVICE = (
+    "Try a smaller dataloader_train.batch_size with a larger trainer.grad_accum_iter (the same update), a larger"
+    " model.config.fsdp_shard_size or model_parallel.context_parallel_size, model.config.train_architecture=lora"
+    " (trains adapters only); where the host ran out, fewer dataloader_train.num_workers."
+)
 _CGROUPS = (  # folder; file of what a container may use, and of what it uses; entry of the file cache in memory.stat
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -27,21 +34,10 @@ def host_memory_available() -> int:
     return max(available, 0)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for an exception that means that the device or the host has no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def advice(error: BaseException, of_model: str = "") -> str:
-    """The settings to lower: the model's own advice, or that for most models."""
+def explained(error: BaseException, advice: str = "") -> TrainingError | None:
+    """The error of a device or a host without memory, with a model's own ``advice`` or that for most models; None for
+    another."""
+    if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)):
+        return None
     cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if of_model:
-        return f"Out of memory: {cause}\n{of_model}"
-    return (
-        f"Out of memory: {cause}\nTry a smaller dataloader_train.batch_size with a larger trainer.grad_accum_iter (the"
-        " same update), a larger model.config.fsdp_shard_size or model_parallel.context_parallel_size,"
-        " model.config.train_architecture=lora (trains adapters only); where the host ran out, fewer"
-        " dataloader_train.num_workers."
-    )
+    return TrainingError(f"Out of memory: {cause}\n{advice or _ADVICE}")

@@ -63,9 +63,6 @@ class StepGuard:
             self._found = f"rank {bad - 1:.0f} found something that is not finite"
         return not bad, stop > 0
 
-    def applied(self) -> None:
-        self.in_a_row = 0
-
     def skip(self, model: nn.Module, optimizer: Optimizer, place: str) -> None:
         """Count a step that is not applied, or raise by the policy; ``place`` names the step."""
         self.skipped += 1

@@ -137,20 +137,16 @@ class ImaginaireTrainer:
                     self._leave(error)
                     raise
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if memory.is_out_of_memory(error):
-                raise TrainingError(memory.advice(error, model.memory_advice)) from error
-            if (dead_worker := workers.explained(error)) is not None:  # raised by a signal handler, so anywhere
-                raise dead_worker from error
+            # A worker's death is raised by a signal handler, so anywhere.
+            if (cause := memory.explained(error, model.memory_advice) or workers.explained(error)) is not None:
+                raise cause from error
             raise
-        finally:
-            self.checkpointer.close()
-            self._run_folder.release()
 
     def close(self) -> None:
         """Let go of everything, also after an exception; a second call does nothing."""
         gc.enable()  # a callback may have switched it off
+        self.checkpointer.close()  # while the watchdog looks
         self.watchdog.close()
-        self.checkpointer.close()
         self.metrics.close()
         self._run_folder.release()
 
@@ -292,7 +288,7 @@ class ImaginaireTrainer:
             if may_apply and not model.has_gradient():
                 optimizer.zero_grad(set_to_none=True)  # zeros would still move weights, by momentum and decay
             if may_apply and self._apply(optimizer):
-                self.guard.applied()
+                self.guard.in_a_row = 0
                 scheduler.step()
                 callbacks.on_before_zero_grad(model, optimizer, scheduler, iteration)
                 model.on_before_zero_grad(optimizer, scheduler, iteration)

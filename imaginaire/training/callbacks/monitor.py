@@ -131,7 +131,7 @@ class Profiler(Callback):
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profile = torch.profiler.profile(
+        profile = torch.profiler.profile(
             activities=activities,
             # three steps of warm-up and the recorded one: Profiling requires a profile_freq of at least 4
             schedule=torch.profiler.schedule(wait=profiling.profile_freq - 4, warmup=3, active=1, repeat=periods),
@@ -141,7 +141,6 @@ class Profiler(Callback):
             with_stack=profiling.with_stack,
             with_modules=profiling.with_modules,
         )
-        profile, self._profile = self._profile, None
         with self._channel.attempt():
             profile.start()
             self._profile = profile

@@ -66,9 +66,11 @@ class RunningMean:
         total, weight, non_finite = self.totals()
         return {"sum": total, "weight": weight, "non_finite": non_finite}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.reset()
-        self._sum, self._weight, self._non_finite = state["sum"], state["weight"], state["non_finite"]
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> "RunningMean":
+        mean = cls()
+        mean._sum, mean._weight, mean._non_finite = state["sum"], state["weight"], state["non_finite"]
+        return mean
 
     def _add(self, value: float, weight: float) -> None:
         if math.isfinite(value):
@@ -184,9 +186,7 @@ class LossLog(Callback):
         return {name: mean.state_dict() for name, mean in self._train.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._train = {name: RunningMean() for name in state}
-        for name, mean in self._train.items():
-            mean.load_state_dict(state[name])
+        self._train = {name: RunningMean.of_state(saved) for name, saved in state.items()}
 
 
 def _add_all(means: dict[str, RunningMean], output: Any, loss: Tensor, weight: float = 1.0) -> None:

@@ -128,20 +128,15 @@ class GradClip(Callback):
         self._kinds.clear()
         # Logged here and not at the end of the step, so that a checkpoint of this step holds the sums of after the log.
         if is_logged(self.config.trainer, iteration + 1):
-            self._log(iteration + 1)
-
-    def _log(self, iteration: int) -> None:
-        values = {name: mean.mean() for name, mean in self._means.items()}
-        non_finite = self._means["train/grad_norm"].totals()[2]
-        self.trainer.metrics.log({name: value for name, value in values.items() if value is not None}, iteration)
-        if non_finite:
-            self.trainer.metrics.log({"train/non_finite_grad_norm": non_finite}, iteration)
-        for mean in self._means.values():
-            mean.reset()
+            values = {name: value for name, mean in self._means.items() if (value := mean.mean()) is not None}
+            if non_finite := self._means["train/grad_norm"].totals()[2]:
+                values["train/non_finite_grad_norm"] = non_finite
+            self.trainer.metrics.log(values, iteration + 1)
+            for mean in self._means.values():
+                mean.reset()
 
     def state_dict(self) -> dict[str, Any]:
         return {name: mean.state_dict() for name, mean in self._means.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, saved in state.items():
-            self._means.setdefault(name, RunningMean()).load_state_dict(saved)
+        self._means |= {name: RunningMean.of_state(saved) for name, saved in state.items()}
