@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import repeat
 from pathlib import Path
@@ -152,35 +153,34 @@ def run_all(
     where ``keep_going`` is off. Settings are for all, or one for each.
     """
     failed = skipped = 0
-    keep_going = len(requests) > 1 if keep_going is None else keep_going
+
+    @contextmanager
+    def counted(request: VideoRequest) -> Iterator[None]:
+        nonlocal failed
+        try:
+            yield
+        except (UserError, OSError, torch.OutOfMemoryError) as error:
+            if not (len(requests) > 1 if keep_going is None else keep_going):
+                raise
+            failed += 1
+            log.error("%s: %s", request.save_path, error)
+
     todo: list[tuple[VideoRequest, Settings]] = []
     for request, of_request in zip(requests, repeat(settings) if isinstance(settings, Settings) else settings):
         if skip_existing and os.path.exists(request.save_path):
             skipped += 1
             log.info("skipped: %s exists", request.save_path)
             continue
-        try:
+        with counted(request):
             check_request(request, of_request.contact_sheet)
             if guardrail is not None:
                 require_safe(guardrail, request.prompt)
-        except UserError as error:
-            if not keep_going:
-                raise
-            failed += 1
-            log.error("%s: %s", request.save_path, error)
-            continue
-        todo.append((request, of_request))
+            todo.append((request, of_request))
     pipe: Any = make_pipeline() if todo else None
     for i, (request, of_request) in enumerate(todo, start=1):
-        try:
+        with counted(request):
             seconds = generate_to_file(pipe, request, of_request, embeddings)
-        except (UserError, OSError, torch.OutOfMemoryError) as error:
-            if not keep_going:
-                raise
-            failed += 1
-            log.error("%s: %s", request.save_path, error)
-            continue
-        log.info("saved %s (%d of %d, %.1f s)", request.save_path, i, len(todo), seconds)
+            log.info("saved %s (%d of %d, %.1f s)", request.save_path, i, len(todo), seconds)
     if len(requests) > 1:
         log.info("%d made, %d skipped, %d failed", len(requests) - skipped - failed, skipped, failed)
     return failed
