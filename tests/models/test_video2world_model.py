@@ -46,13 +46,6 @@ def test_gradient_reaches_every_parameter() -> None:
     assert [n for n, p in model.net.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-def test_text_of_another_width_is_an_error_of_the_data() -> None:
-    batch = make_batch()
-    batch["t5_text_embeddings"] = torch.zeros(2, 4, 16)
-    with pytest.raises(DataError, match="have width 16, but the network takes 8"):
-        make_model().training_step(batch, 0)
-
-
 def test_a_network_without_texts_refuses_a_batch_that_has_them() -> None:
     model = make_model(net=dict(reads_text=False))
     batch = make_batch(positions=[0, 1])  # at one of the two places the dropout leaves the text
@@ -124,6 +117,9 @@ def test_a_longer_clip_is_cut_everywhere() -> None:
         (dict(video=torch.full((2, 3, 9, 32, 32), 200.0)), r"\[-1, 1\]"),
         (dict(images=torch.zeros(2, 3, 32, 32)), "both"),
         (dict(fps=None), "'fps'"),
+        (dict(video=torch.zeros(2, 3, 9, 32, 28, dtype=torch.uint8)), "video_size"),
+        (dict(t5_text_embeddings=torch.zeros(2, 4, 16)), "have width 16, but the network takes 8"),
+        (dict(t5_text_embeddings=None), r"model\.config\.text\.encoder"),
     ],
 )
 def test_batches_that_cannot_be_trained_on(change: dict[str, Any], text: str) -> None:
@@ -253,14 +249,6 @@ def test_adapters_that_begin_at_random_have_no_expected_first_loss(
     assert (model.expected_first_loss(output) is not None) == zero_b
     model._has_trained_adapters = True  # those of the file are no noise
     assert model.expected_first_loss(output) is not None
-
-
-def test_clips_that_the_patches_do_not_fill_are_refused_with_their_size() -> None:
-    model = make_model()
-    batch = make_batch()
-    narrow = {**batch, "video": batch["video"][..., :-4]}
-    with pytest.raises(DataError, match="video_size"):
-        model.training_step(narrow, 0)
 
 
 LEVELS = [0.5, 4.0, 80.0]

@@ -91,5 +91,17 @@ class Trainer:
         self.metrics.flush(self.iteration)
 
 
+def stepped(
+    folder: Path, callbacks: dict[str, Any] | None, *losses: float, model: Any = None, **fields: Any
+) -> Trainer:
+    """A trainer that has made a step of each loss and written its records."""
+    trainer = Trainer(make_config(callbacks, **fields), folder)
+    trainer.start()
+    for loss in losses:
+        trainer.step(loss)
+    trainer.metrics.close()
+    return trainer
+
+
 def lazy(target: Any, **arguments: Any) -> Any:
     return lazy_config.LazyCall(target)(**arguments)

@@ -11,7 +11,7 @@ import torch
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import Callback, CallbackGroup, EveryN
 from imaginaire.training.callbacks.base import HOOKS
-from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
+from tests.imaginaire.training.callbacks.fakes import lazy, make_config, stepped
 
 
 class Recorder(Callback):
@@ -85,11 +85,7 @@ def test_states_go_by_name_and_differences_are_said(caplog: pytest.LogCaptureFix
     ],
 )
 def test_every_n_fires(arguments: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"hits": lazy(Hits, **arguments)}), tmp_path)
-    trainer.start()
-    for _ in range(10):
-        trainer.step(1.0)
-    hits = trainer.callbacks["hits"]
+    hits = stepped(tmp_path, {"hits": lazy(Hits, **arguments)}, *[1.0] * 10).callbacks["hits"]
     assert isinstance(hits, Hits) and hits.hits == expected
 
 

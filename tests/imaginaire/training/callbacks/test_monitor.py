@@ -11,22 +11,19 @@ from typing import Any, cast
 import pytest
 import torch
 
+from imaginaire.config.schema import Profiling
 from imaginaire.training.callbacks import monitor
 from imaginaire.training.callbacks.monitor import DeviceMonitor, Profiler, is_profiled_rank
-from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
+from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config, stepped
 from tests.training import records
 
 
 def test_the_monitor_records_figures_and_logs_them_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = Trainer(make_config({"device_monitor": lazy(DeviceMonitor, every_n=1)}), tmp_path)
     monkeypatch.setattr(monitor, "tree_rss_bytes", lambda: 4 * 2**30)
     with caplog.at_level(logging.INFO):
-        trainer.start()
-        for _ in range(3):
-            trainer.step(1.0)
-    trainer.metrics.close()
+        stepped(tmp_path, {"device_monitor": lazy(DeviceMonitor, every_n=1)}, *[1.0] * 3)
     assert records(tmp_path)[0]["device/cpu_mem_gb"] == 4
     assert records(tmp_path)[0]["device/host_available_gb"] > 0
     (table,) = [r.getMessage() for r in caplog.records if "devices" in r.getMessage()]  # not at every hit
@@ -59,17 +56,10 @@ def test_a_figure_that_a_board_does_not_have_costs_no_other(monkeypatch: pytest.
     assert "util" not in found and (found["temp"], found["power"], found["nvml_used_gpu_mem_gb"]) == (40, 300, 2)
 
 
-def profiled(folder: Path, steps: int, profile_freq: int, **options: Any) -> Trainer:
+def profiled(folder: Path, steps: int, profile_freq: int, **fields: Any) -> Trainer:
     """A trainer that has made so many steps with the profiler."""
-    config = make_config(None, **options)
-    config.trainer.profiling.enable_profiling = True
-    config.trainer.profiling.profile_freq = profile_freq
-    trainer = Trainer(config, folder)
-    trainer.start()
-    for _ in range(steps):
-        trainer.step(1.0)
-    trainer.metrics.close()
-    return trainer
+    profiling = Profiling(enable_profiling=True, profile_freq=profile_freq, with_stack=False, with_modules=False)
+    return stepped(folder, None, *[1.0] * steps, profiling=profiling, **fields)
 
 
 def test_profiler_joins_when_enabled_and_writes_one_trace_per_period(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from imaginaire import distributed
 from imaginaire.training.callbacks.monitor import DeviceMonitor
 from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar, RunningMean
 from imaginaire.training.callbacks.train import GradClip
-from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config
+from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config, stepped
 from tests.multiprocess import run_distributed
 from tests.training import records
 
@@ -36,11 +36,7 @@ def test_loss_log_averages_losses_and_scalar_outputs_over_micro_batches(tmp_path
 
 
 def test_loss_log_counts_what_is_not_finite(tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path)
-    trainer.start()
-    for loss in (1.0, math.nan, math.inf, math.nan):
-        trainer.step(loss)
-    trainer.metrics.close()
+    stepped(tmp_path, {"loss_log": lazy(LossLog)}, 1.0, math.nan, math.inf, math.nan)
     first, second = records(tmp_path)
     assert (first["train/loss"], first["train/non_finite_loss"]) == (1.0, 1)
     assert "train/loss" not in second and second["train/non_finite_loss"] == 2
@@ -48,11 +44,7 @@ def test_loss_log_counts_what_is_not_finite(tmp_path: Path) -> None:
 
 def test_loss_log_with_a_multiplier_has_its_own_names(tmp_path: Path) -> None:
     callbacks = {"loss_log": lazy(LossLog), "slow": lazy(LossLog, logging_iter_multipler=2)}
-    trainer = Trainer(make_config(callbacks), tmp_path)
-    trainer.start()
-    for loss in (1.0, 2.0, 3.0, 4.0):
-        trainer.step(loss)
-    trainer.metrics.close()
+    stepped(tmp_path, callbacks, 1.0, 2.0, 3.0, 4.0)
     first, second = records(tmp_path)
     assert first["train/loss"] == 1.5 and "train@2/loss" not in first
     assert second["train/loss"] == 3.5 and second["train@2/loss"] == 2.5
@@ -61,11 +53,7 @@ def test_loss_log_with_a_multiplier_has_its_own_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("steps", "logged"), [(1, [1]), (3, [1, 3]), (9, [1, 9]), (10, [10]), (12, [10])])
 def test_a_run_shorter_than_logging_iter_has_first_and_last_row(steps: int, logged: list[int], tmp_path: Path) -> None:
     callbacks = {"loss_log": lazy(LossLog), "slow": lazy(LossLog, logging_iter_multipler=2), "clip": lazy(GradClip)}
-    trainer = Trainer(make_config(callbacks, logging_iter=10, max_iter=steps), tmp_path)
-    trainer.start()
-    for loss in range(1, steps + 1):
-        trainer.step(float(loss))
-    trainer.metrics.close()
+    stepped(tmp_path, callbacks, *range(1, steps + 1), logging_iter=10, max_iter=steps)
     rows = records(tmp_path)
     assert [row["iteration"] for row in rows] == logged
     assert all({"train/loss", "train/grad_norm", "optim/lr_0"} <= set(row) for row in rows)
@@ -153,12 +141,8 @@ def test_running_mean_takes_a_loss_with_its_graph() -> None:
 def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = Trainer(make_config({"iter_speed": lazy(IterSpeed, hit_thres=3)}), tmp_path)
     with caplog.at_level(logging.DEBUG):
-        trainer.start()
-        for _ in range(6):
-            trainer.step(0.5)
-    trainer.metrics.close()
+        stepped(tmp_path, {"iter_speed": lazy(IterSpeed, hit_thres=3)}, *[0.5] * 6)
     hits = [r for r in caplog.records if "Hit counter" in r.getMessage()]
     said = [h.getMessage().split(" | Time")[0] for h in hits]
     assert said == [f"Iteration {i}: Hit counter: {i}/3 | Loss: 0.5000" for i in (1, 2, 3)]
@@ -216,10 +200,7 @@ def test_a_bar_is_drawn_on_a_terminal_only(is_terminal: bool, tmp_path: Path, mo
     stderr = io.StringIO()
     stderr.isatty = lambda: is_terminal  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", stderr)
-    trainer = Trainer(make_config({"bar": lazy(ProgressBar)}, max_iter=3), tmp_path)
-    trainer.start()
-    for _ in range(3):
-        trainer.step(1.0)
+    trainer = stepped(tmp_path, {"bar": lazy(ProgressBar)}, 1.0, 1.0, 1.0, max_iter=3)
     cb, model = trainer.callbacks, trainer.model
     cb.on_validation_start(model, [1, 2], 3)
     cb.on_validation_step_end(model, {}, {}, torch.tensor(0.0), 3)
