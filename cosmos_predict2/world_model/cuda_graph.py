@@ -5,6 +5,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,12 +48,16 @@ class GraphedNetwork:
     def __call__(
         self, x: Tensor, timesteps: Tensor, text: Tensor | None, *, prepared: Prepared | None, **inputs: Any
     ) -> Tensor:
-        changing = {"x": x, "timesteps": timesteps, "text": text, **inputs}
+        changing = (x, timesteps, text, inputs)
         key = (_structure(changing), _structure(prepared), self.net.part)
         if (captured := self._kept.get(key)) is None:
             while len(self._kept) >= MOST_KEPT:
                 self._kept.popitem(last=False)
-            captured = self._kept[key] = self._captured(_copy(changing), _copy(prepared))
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()  # for several: no result outlives the next replay
+            mine, kept = _copy(changing), _copy(prepared)
+            forward = partial(self.net, *mine[:3], prepared=kept, **mine[3])
+            captured = self._kept[key] = _Captured(mine, kept, capture(forward, self._device, self._pool))
         self._kept.move_to_end(key)
         _fill(captured.inputs, changing)
         if prepared is not None and captured.source() is not prepared:
@@ -60,21 +65,10 @@ class GraphedNetwork:
             captured.source = weakref.ref(prepared)
         return captured.replay().clone()
 
-    def _captured(self, inputs: dict[str, Any], prepared: Prepared | None) -> "_Captured":
-        def forward() -> Tensor:
-            rest = dict(inputs)
-            x, timesteps, text = rest.pop("x"), rest.pop("timesteps"), rest.pop("text")
-            output: Tensor = self.net(x, timesteps, text, prepared=prepared, **rest)
-            return output
-
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()  # for several: no result outlives the next replay
-        return _Captured(inputs, prepared, capture(forward, self._device, self._pool))
-
 
 @dataclass
 class _Captured:
-    inputs: dict[str, Any]
+    inputs: tuple[Any, ...]
     prepared: Prepared | None
     replay: Callable[[], Tensor]
     source: Callable[[], Prepared | None] = lambda: None  # what ``prepared`` was last copied from
