@@ -304,14 +304,11 @@ def _recompute(module: nn.Module, policy: KeptResults) -> None:
 def _forward(forward: Callable[..., Tensor], policy: KeptResults, *args: Any) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(*args)
-    call = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # nothing random in a block
+    options: dict[str, Any] = dict(use_reentrant=False, preserve_rng_state=False)  # nothing random in a block
     if policy.linears or policy.attentions:
         decide = functools.partial(_decide, policy)
-        contexts = functools.partial(create_selective_checkpoint_contexts, decide)
-        out: Tensor = call(forward, *args, context_fn=contexts)
-    else:
-        out = call(forward, *args)
-    return out
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, decide)
+    return checkpoint(forward, *args, **options)  # type: ignore[no-any-return]
 
 
 def _decide(policy: KeptResults, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -235,14 +235,11 @@ def state_and_loss(config: Any) -> tuple[dict[str, Tensor], float]:
     return state, float(loss)
 
 
-def _in_shards(root: Path) -> dict[str, Any]:
-    parallel.init_dims()
-    return {name: state_and_loss(config) for name, config in cases(root).items()}
-
-
 def _in_shards_and_memory(root: Path) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    parallel.init_dims()
+    found = {name: state_and_loss(config) for name, config in cases(root).items()}
     names = ("large.pt", "large.safetensors", "")
-    return _in_shards(root), {name: _memory(name and str(root / name)) for name in names}
+    return found, {name: _memory(name and str(root / name)) for name in names}
 
 
 LARGE = dict(model_channels=768, num_blocks=3, num_heads=4, adaln_lora_dim=32, crossattn_emb_channels=64)

@@ -335,14 +335,12 @@ class _Sizes(Letters):
         self.element = work.precision.itemsize
         self.statistic = max(4, self.element)
         self.tokens = work.batch_size * work.tokens // work.context_parallel  # that one rank works on
-        self.batch_size = work.batch_size
         self.text = work.batch_size * work.text_tokens
         self.frames = work.batch_size * work.latent_shape[0] // work.context_parallel
         self.width = net.model_channels
         self.heads = net.num_heads
-        self.lora_rank = work.lora_rank
         self.head_dim = net.head_dim
-        self.is_spread = work.context_parallel > 1
+        self.is_spread, self.work = work.context_parallel > 1, work
 
     def statistics(self, per_token: int) -> int:
         return self.tokens * per_token * self.statistic
@@ -367,11 +365,11 @@ class _Sizes(Letters):
         elif name.startswith("adaln_modulation"):
             rows, columns = self.frames, self.rank if self.rank and name.endswith(".2") else self.width
         is_shared = name in ("self_attn.k_proj", "self_attn.v_proj", *OF_TEXT, *OF_IMAGE)
-        if self.lora_rank is None:
+        if self.work.lora_rank is None:
             return 0 if is_shared else rows * columns * self.element
         if not has_adapter:
             return 0
-        inner = rows * self.lora_rank * max(ADAPTER_BYTES, self.element)
+        inner = rows * self.work.lora_rank * max(ADAPTER_BYTES, self.element)
         if self.element >= ADAPTER_BYTES:  # no copy
             return inner + (0 if is_shared or name.endswith("output_proj") else rows * columns * self.element)
         return inner + rows * columns * ADAPTER_BYTES
@@ -403,7 +401,7 @@ class _Sizes(Letters):
     def ends(self, is_trained: bool) -> int:
         """Bytes outside of the blocks: patches, positions, the final layer's input, the result."""
         result = self.tokens * self.features_out * self.element
-        positions = self.tokens // self.batch_size * self.head_dim * self.statistic  # of all clips alike
+        positions = self.tokens // self.work.batch_size * self.head_dim * self.statistic  # of all clips alike
         patches = self.tokens * self.features_in * self.element if is_trained else 0
         embedded = 0
         if self.is_wan:  # what all blocks read of text and picture, and what led to it
