@@ -3,7 +3,9 @@
 
 import difflib
 import errno
+import importlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class UserError(ValueError):
@@ -57,6 +59,14 @@ def near(name: str, known: Iterable[str], limit: int = 12) -> str:
 def listed(names: Sequence[str], limit: int = 8) -> str:
     """``a, b and 3 more``."""
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def optional_module(name: str, extra: str) -> Any:
+    """A module of an optional package; without it, the error with its cure."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise missing_package(name.partition(".")[0], extra) from error
 
 
 def missing_package(package: str, extra: str) -> ConfigError:

@@ -13,7 +13,7 @@ from cosmos_predict2.text import eight_bit
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
-from imaginaire.errors import CheckpointError, ConfigError, first_line, missing_package
+from imaginaire.errors import CheckpointError, ConfigError, first_line, optional_module
 
 CONFIG = "config.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,11 +24,7 @@ SAMPLE = 64  # values of each parameter that go into a fingerprint
 
 def transformers() -> Any:
     """The package, or an error with the command that installs it."""
-    try:
-        import transformers as package
-    except ImportError as error:
-        raise missing_package("transformers", "weights") from error
-    return package
+    return optional_module("transformers", "weights")
 
 
 def from_folder(part: Any, folder: str, **options: Any) -> Any:

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from imaginaire import storage
-from imaginaire.errors import CheckpointError, UserError, missing_package, near
+from imaginaire.errors import CheckpointError, UserError, near, optional_module
 
 
 def client() -> Any:
     """The module ``huggingface_hub``, imported only where something is fetched."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise missing_package("huggingface_hub", "weights") from None
-    return huggingface_hub
+    return optional_module("huggingface_hub", "weights")
 
 
 def explained(error: Exception, repository: str, *, revision: str | None, licence: str, kind: str = "") -> str:

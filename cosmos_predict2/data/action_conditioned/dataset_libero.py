@@ -45,7 +45,7 @@ from cosmos_predict2.data.views import cameras_in, stacked
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
-from imaginaire.errors import ConfigError, DataError, missing_package, near
+from imaginaire.errors import ConfigError, DataError, near, optional_module
 from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 log = logging.getLogger(__name__)
@@ -386,10 +386,7 @@ def is_validation(number: int, val_every: int) -> bool:
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """The HDF5 file, open for reading. Opened anew each time: a forked worker must not share a handle."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise missing_package("h5py", "data") from error
+    h5py = optional_module("h5py", "data")
     try:
         with h5py.File(file, "r", locking=False) as content:
             yield content

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.video.clips import Fit
 from cosmos_predict2.data.video.media import decoded_picture
-from imaginaire.errors import DataError, missing_package
+from imaginaire.errors import DataError, optional_module
 
 Numbers = NDArray[Any]
 
@@ -101,19 +101,13 @@ def read_images(path: Path, column: str, rows: Sequence[int], root: Path, fit: F
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """An open Parquet file; whatever is wrong with it is an error that names it."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing_package("pyarrow", "data") from error
+    pyarrow, parquet = (optional_module(name, "data") for name in ("pyarrow", "pyarrow.parquet"))
     if not path.is_file():
         raise DataError(f"{path} does not exist; the data set's index names it.")
     try:
-        with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
+        with parquet.ParquetFile(path, memory_map=True) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path} is not a Parquet file that can be read: {error}") from error
 
 

@@ -20,7 +20,7 @@ from cosmos_predict2.data.lerobot.info import Info, read_info
 from cosmos_predict2.data.lerobot.layouts import read_lines
 from cosmos_predict2.data.video.media import write_video
 from imaginaire import storage
-from imaginaire.errors import DataError, missing_package
+from imaginaire.errors import DataError, optional_module
 
 VERSION = "v2.1"
 CHUNK = 1000  # episodes in a folder
@@ -170,11 +170,7 @@ def require_own_layout(root: Path) -> Info:
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     """A Parquet file of columns: arrays [F], or [F, d] as vectors of d; lists are taken as they are."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing_package("pyarrow", "data") from error
+    pyarrow, parquet = (optional_module(name, "data") for name in ("pyarrow", "pyarrow.parquet"))
     arrays = {}
     for name, values in columns.items():
         if isinstance(values, numpy.ndarray) and values.ndim == 2:
@@ -182,9 +178,8 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> None:
         else:
             arrays[name] = pyarrow.array(values)
     buffer = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(arrays), buffer)
-    content = buffer.getvalue()
-    storage.write_bytes(path, content)
+    parquet.write_table(pyarrow.table(arrays), buffer)
+    storage.write_bytes(path, buffer.getvalue())
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

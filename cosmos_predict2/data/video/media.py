@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from imaginaire import storage
-from imaginaire.errors import CheckpointError, DataError, missing_package
+from imaginaire.errors import CheckpointError, DataError, missing_package, optional_module
 from imaginaire.storage.object_store import StrPath
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -347,11 +347,7 @@ def _write_bytes(path: StrPath, encoded: io.BytesIO) -> None:
 
 
 def _av() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise missing_package("av", "dev") from error
-    return av
+    return optional_module("av", "dev")
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, SharedOb
 from cosmos_predict2.rl.interfaces import EnvDefaults, Mode, Policy, VecEnv, completed
 from imaginaire import distributed
 from imaginaire.distributed.parallel import is_dtensor
-from imaginaire.errors import ConfigError, TrainingError, UserError, missing_package
+from imaginaire.errors import ConfigError, TrainingError, UserError, optional_module
 from imaginaire.log import LINES_S, Progress
 
 log = logging.getLogger(__name__)
@@ -238,10 +238,7 @@ class _Player:
 
 def _connected(address: str) -> Any:
     """The module ``ray``, connected to a cluster."""
-    try:
-        import ray
-    except ImportError:
-        raise missing_package("ray", "rl") from None
+    ray = optional_module("ray", "rl")
     if ray.is_initialized():
         return ray
     try:

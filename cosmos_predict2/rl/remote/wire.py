@@ -5,7 +5,6 @@ Nothing is unpickled. A message has a largest size, and an array has the size th
 text, never objects.
 """
 
-import importlib
 import io
 import json
 import math
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from imaginaire import foreign_json
-from imaginaire.errors import DataError, UserError, first_line, missing_package
+from imaginaire.errors import DataError, UserError, first_line, optional_module
 
 TOKEN = "WFM_POLICY_TOKEN"
 RECORD = "cosmos_posttrain"  # in the greeting of our servers
@@ -32,10 +31,7 @@ _FAULTS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, Re
 
 def package(name: str) -> Any:
     """An optional module of a protocol."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise missing_package(name.partition(".")[0], "serve") from error
+    return optional_module(name, "serve")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cosmos_predict2.rl.envs.simulators import Floats, Pictures, Seen, seeded
-from imaginaire.errors import ConfigError, missing_package, near
+from imaginaire.errors import ConfigError, near, optional_module
 
 SUCCESS_KEYS = ("success", "is_success")  # of info; others by name
 UNITS = ("scaled", "native")  # of actions
@@ -58,7 +58,7 @@ class GymTask:
         actions: str = "scaled",
         **settings: Any,
     ) -> None:
-        gymnasium = _gymnasium()
+        gymnasium = optional_module("gymnasium", "gym")
         spec = spec_of(env_id) if isinstance(env_id, str) else env_id
         self._name, self._repeat = spec.id, repeat
         sides = [image_size] if isinstance(image_size, int | str) else list(image_size)
@@ -156,7 +156,7 @@ class GymTask:
 
     def _seeded_reset(self, seed: int) -> tuple[Any, Any]:
         """A reset that the seed alone decides: some packages draw from the environment's own numbers or NumPy's."""
-        gymnasium = _gymnasium()
+        gymnasium = optional_module("gymnasium", "gym")
         self._env.unwrapped.np_random = gymnasium.utils.seeding.np_random(seed)[0]
         with seeded(seed):
             found: tuple[Any, Any] = self._env.reset(seed=seed)
@@ -227,7 +227,7 @@ class GymTask:
 
 def spec_of(env_id: str) -> Any:
     """The registered environment of ``ID`` or ``MODULE:ID``."""
-    gymnasium = _gymnasium()
+    gymnasium = optional_module("gymnasium", "gym")
     module, _, name = env_id.rpartition(":")
     try:
         if module:
@@ -293,11 +293,3 @@ def _made(gymnasium: Any, spec: Any, size: int | Sequence[int], settings: Mappin
         except gymnasium.error.Error as error:
             raise ConfigError(f"{spec.id}: {error}") from error
     raise AssertionError("unreachable")
-
-
-def _gymnasium() -> Any:
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise missing_package("gymnasium", "gym") from error
-    return gymnasium

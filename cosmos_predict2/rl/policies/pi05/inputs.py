@@ -18,7 +18,7 @@ from torch import Tensor
 from cosmos_predict2.actions.statistics import refuse_impossible
 from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint.weight_files import below, local_file, names_at
-from imaginaire.errors import CheckpointError, first_line, missing_package
+from imaginaire.errors import CheckpointError, first_line, optional_module
 
 log = logging.getLogger(__name__)
 
@@ -190,12 +190,9 @@ def tokenizer_of(folder: str) -> Encode:
 
 
 def _sentencepiece(file: str) -> Encode:
+    sentencepiece = optional_module("sentencepiece", "weights")
     try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError as error:
-        raise missing_package("sentencepiece", "weights") from error
-    try:
-        processor = SentencePieceProcessor(model_file=file)
+        processor = sentencepiece.SentencePieceProcessor(model_file=file)
     except (RuntimeError, OSError, TypeError) as error:
         raise CheckpointError(f"{file} is damaged, or no tokenizer of SentencePiece: {first_line(error)}.") from error
     return lambda text, begins: processor.encode(text, add_bos=begins)

@@ -17,7 +17,7 @@ from cosmos_predict2.rl.policies.pi05.inputs import prompt_ids, prompt_text, tok
 from cosmos_predict2.rl.policies.pi05.layout import CONFIG, WEIGHTS, public_name
 from cosmos_predict2.rl.policies.pi05.network import AdaRMSNorm, Pi05Network
 from imaginaire import random
-from imaginaire.errors import DataError, missing_package
+from imaginaire.errors import DataError, optional_module
 
 VOCAB = 96
 WORDS = (  # that the tokenizer learns its pieces of
@@ -99,13 +99,10 @@ def _wake(network: Pi05Network) -> None:
 
 def _tokenizer(sentences: Sequence[str]) -> bytes:
     """sentencepiece's own file, with the special ids of PaliGemma."""
-    try:
-        from sentencepiece import SentencePieceTrainer
-    except ImportError as error:
-        raise missing_package("sentencepiece", "weights") from error
+    sentencepiece = optional_module("sentencepiece", "weights")
     written = io.BytesIO()
     try:
-        SentencePieceTrainer.train(
+        sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([*WORDS, *sentences]),
             model_writer=written,
             model_type="bpe",

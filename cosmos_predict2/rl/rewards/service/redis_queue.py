@@ -12,7 +12,7 @@ from typing import Any
 
 from cosmos_predict2.rl.rewards.service import queue
 from cosmos_predict2.rl.rewards.service.queue import Depth, Job, Limits, QueueUnusable
-from imaginaire.errors import ConfigError, missing_package
+from imaginaire.errors import ConfigError, optional_module
 
 log = logging.getLogger(__name__)
 _JITTER = random.Random()  # of its own: a retry must not move the random state of a training run
@@ -143,10 +143,7 @@ class RedisQueue:
     """`Queue` at the address ``url``, which may carry a user and a password."""
 
     def __init__(self, url: str, limits: Limits) -> None:
-        try:
-            import redis
-        except ImportError as error:
-            raise missing_package("redis", "reward") from error
+        redis = optional_module("redis", "reward")
         self.limits = limits
         self._refused = redis.ResponseError
         self._gone = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError)
