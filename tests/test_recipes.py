@@ -2,11 +2,8 @@
 """The commands of the data recipes, as the pages have them, on miniature sources: a hub on this machine, and a T5 as
 wide as the real one where the real one would lie."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +11,9 @@ import pytest
 
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.dataset_video import Dataset
+from tests import guides
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data import sources_agibot, sources_hub_videos
-from tests.guides import linked
-from tests.programs import finished, warm_python
 from tests.test_documentation import ROOT, blocks
 from tests.text.folders import t5_folder
 
@@ -29,7 +25,7 @@ AGIBOT = "datasets/agibot_head_center_fisheye_color"
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder that looks like a checkout, whose data the guides make; HF_ENDPOINT there is the hub below."""
-    folder = linked(tmp_path_factory.mktemp("checkout"), "examples", "assets", "prompts")
+    folder = guides.linked(tmp_path_factory.mktemp("checkout"), "examples", "assets", "prompts")
     t5_folder(folder / "checkpoints/google-t5/t5-11b", d_model=1024, num_layers=1, d_ff=32)
     (folder / "scratch").mkdir()
     repositories = {
@@ -51,30 +47,16 @@ def agibot_repository() -> dict[str, bytes]:
     return {**files, "task_info/task_327.json": sources_agibot.task_info()}
 
 
-def run(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        "PATH": f"{Path(warm_python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HF_ENDPOINT": (checkout / "endpoint").read_text(),
-        "HF_HOME": str(checkout / "home"),
-        "OMP_NUM_THREADS": "1",
-        **dict.fromkeys(("PYTHONPATH", "HF_TOKEN", "HF_HUB_OFFLINE")),
-    }
-    return finished("bash", "-euo", "pipefail", "-c", text, cwd=checkout, **environment)
-
-
 def needing(page: str) -> list[str]:
     """The blocks of a page that need a network or weights."""
     return [text for language, text in blocks(PAGES / page) if language == "bash" and text.startswith("# needs")]
 
 
-def follow(checkout: Path, *commands: str) -> str:
-    """Run commands, all of which must succeed; what they printed."""
-    printed = ""
-    for command in commands:
-        result = run(checkout, command)
-        printed += result.stdout + result.stderr
-        assert result.returncode == 0, f"{command}\n{printed[-4000:]}"
-    return printed
+def follow(checkout: Path, *commands: str, code: int = 0) -> str:
+    """Run commands, all of which must end with this exit code; what they printed."""
+    hub = dict(HF_ENDPOINT=(checkout / "endpoint").read_text(), HF_HOME=str(checkout / "home"))
+    hub |= dict(HF_TOKEN="", HF_HUB_OFFLINE="0")
+    return "".join(guides.follow(checkout, f"set -u\n{command}", code, **hub) for command in commands)
 
 
 def prepared(folder: Path) -> dict[str, bytes]:
@@ -118,8 +100,8 @@ def test_the_agibot_guide_from_download_to_samples(checkout: Path) -> None:
     name = "task_327_episode_685393_window_0_frame_0-149.mp4"
     assert (checkout / AGIBOT / "val/videos" / name).exists()
     flags = "--model_size tiny --prompt 'The video captures a robot.' --num_conditional_frmaes 1 --save_path out.mp4"
-    result = run(checkout, f"python examples/video2world.py {flags} --input_path {AGIBOT}/val/{name}")
-    assert result.returncode == 2 and f"{AGIBOT}/val/videos/{name}" in result.stderr, result.stderr
+    command = f"python examples/video2world.py {flags} --input_path {AGIBOT}/val/{name}"
+    assert f"{AGIBOT}/val/videos/{name}" in follow(checkout, command, code=2)
 
 
 def test_the_groot_guide(checkout: Path) -> None:
