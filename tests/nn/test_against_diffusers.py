@@ -10,10 +10,8 @@ import torch
 from torch.testing import assert_close
 
 from benchmarks.dit import diffusers_twin
-from cosmos_predict2.checkpoints import wan_names
 from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, frame_rate_note
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.nn.wan_dit import WanDiT
 from tests.nn.networks import LATENT, SIZES, inputs, small_net
 
 CASES: dict[str, dict[str, Any]] = {
@@ -79,26 +77,3 @@ def _compare(net: DiT, options: dict[str, Any], is_per_frame: bool, fps: int | N
     )[0]
     assert theirs.shape == (2, 16, *LATENT)
     assert_close(net(**given), theirs, rtol=1e-5, atol=1e-5)  # its tables of positions and times are float32
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("image_channels", [None, 12], ids=["text to video", "image to video"])
-@pytest.mark.parametrize("frames", [1, 4])
-def test_wan(image_channels: int | None, frames: int) -> None:
-    from diffusers import WanTransformer3DModel
-
-    sizes = dict(num_blocks=2, num_heads=3, ffn_channels=40, in_channels=36 if image_channels else 16, out_channels=16)
-    sizes |= dict(crossattn_emb_channels=8, time_channels=32)
-    torch.manual_seed(0)
-    net = WanDiT(model_channels=3 * 14, image_channels=image_channels, **sizes)
-    for parameter in net.parameters():
-        parameter.normal_(std=0.3)
-    config = wan_names.diffusers_config({**sizes, "model_channels": 3 * 14, "image_channels": image_channels})
-    assert wan_names.net_kwargs(config) == {**sizes, "model_channels": 3 * 14, "image_channels": image_channels}
-    theirs = WanTransformer3DModel(**{key: value for key, value in config.items() if not key.startswith("_")})
-    theirs.load_state_dict({wan_names.to_diffusers_name(name): p for name, p in net.named_parameters()})
-    x, text = torch.randn(2, sizes["in_channels"], frames, 4, 6), torch.randn(2, 512, 8)
-    times = torch.tensor([12.5, 871.0])
-    images = {} if image_channels is None else {"image_B_S_E": torch.randn(2, 5, image_channels)}
-    expected = theirs(x, times, text, encoder_hidden_states_image=images.get("image_B_S_E"), return_dict=False)[0]
-    assert_close(net(x, times, text, **images), expected, rtol=1e-4, atol=2e-4)  # their sinusoid is float32
