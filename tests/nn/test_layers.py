@@ -2,8 +2,6 @@
 """Products through oneDNN and RMS norms have PyTorch's values and gradients, whatever the dtype and memory layout;
 starts of parameters, and positions."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +16,6 @@ from cosmos_predict2.nn.layers import (
     RMSNorm,
     RotaryPositions,
     Start,
-    Timesteps,
     is_for_onednn,
     product,
     rotate,
@@ -252,14 +249,6 @@ def test_a_float32_frame_rate_widens_only_the_product_in_module_precision() -> N
     )
     assert torch.equal(whole[0], whole[0].bfloat16().float())
     assert not torch.equal(exact[0], exact[0].bfloat16().float())
-
-
-def test_features_of_time_are_cosines_then_sines() -> None:
-    features = Timesteps(8)(torch.tensor([[0.0, 0.5]], dtype=torch.float64))
-    assert_close(features[0, 0], torch.tensor([1.0] * 4 + [0.0] * 4, dtype=torch.float64))
-    waves = [0.5 * 10000 ** (-i / 4) for i in range(4)]
-    expected = torch.tensor([math.cos(w) for w in waves] + [math.sin(w) for w in waves], dtype=torch.float64)
-    assert_close(features[0, 1], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gradient_of_a_rotation_is_right_twice() -> None:
