@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.world_model import require_inputs
     from cosmos_predict2.rl.episodes import policy_evaluation
-    from cosmos_predict2.rl.episodes.policy_evaluation import evaluate
+    from cosmos_predict2.rl.episodes.policy_evaluation import evaluate, imagined_along, played_along
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire.training.provenance import run_record
@@ -129,8 +129,8 @@ def run(args: argparse.Namespace) -> None:
     if imagined is not None:
         closed = evaluate(policy, imagined, starts, args.tasks, args.mode, args.execute)
         comparisons = {
-            "actions_chosen_in_the_simulator": policy_evaluation.imagined_along(found, imagined, args.execute),
-            "actions_chosen_in_imagination": policy_evaluation.played_along(closed, env, args.execute),
+            "actions_chosen_in_the_simulator": imagined_along(found.played, starts, imagined, args.execute),
+            "actions_chosen_in_imagination": played_along(closed.played, starts, env, args.execute),
         }
         for name, comparison in comparisons.items():
             print(f"{name.replace('_', ' ')}: {comparison.as_text()}")

@@ -138,8 +138,8 @@ def test_a_lost_episode_is_neither_a_success_nor_a_failure(monkeypatch: pytest.M
 def test_the_same_actions_in_the_same_world_agree() -> None:
     torch.manual_seed(0)
     env, starts = ToyEnv(6, split="val"), held_out_starts(6, 1, seed=0)
-    found = evaluate(ToyPolicy(width=32), env, starts, ["push_puck"])
-    for comparison in (imagined_along(found, env), played_along(found, env)):
+    found = evaluate(ToyPolicy(width=32), env, starts, ["push_puck"]).played
+    for comparison in (imagined_along(found, starts, env), played_along(found, starts, env)):
         assert comparison.agreement == 1 and comparison.true_rate == comparison.imagined_rate
 
 
@@ -147,9 +147,8 @@ def test_what_is_imagined_and_what_is_true_are_told_apart(monkeypatch: pytest.Mo
     success, others = torch.tensor([True, True, True, False, True]), torch.tensor([True, False, False, False, True])
     played: Any = SimpleNamespace(success_E=success, is_valid_E=torch.tensor([1, 1, 1, 1, 0]).bool(), actions_M_E_A_D=0)
     monkeypatch.setattr(policy_evaluation, "replayed", lambda *_: (others, None, torch.tensor([0, 1, 1, 1, 1]).bool()))
-    found = Evaluation("greedy", {}, played, held_out_starts(5, 1, seed=0))
-    env: Any = None
-    for comparison, rates in ((imagined_along(found, env), (2 / 3, 0.0)), (played_along(found, env), (0.0, 2 / 3))):
+    given: Any = (played, held_out_starts(5, 1, seed=0), None)
+    for comparison, rates in ((imagined_along(*given), (2 / 3, 0.0)), (played_along(*given), (0.0, 2 / 3))):
         assert (comparison.true_rate, comparison.imagined_rate) == pytest.approx(rates)
         assert comparison.episodes == 3  # that neither lost
 
@@ -275,10 +274,10 @@ def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
     found = json.loads((out / "evaluation.json").read_text())["world_model"]
     starts = held_out_starts(4, 1, 0)
     policy, simulator = files.read_policy(str(tmp_path / "policy"))[0], ToyEnv(4, split=split)
-    played = evaluate(policy, simulator, starts, ["push_puck"])
+    played = evaluate(policy, simulator, starts, ["push_puck"]).played
     judged = Scoring(judge="last", reward_on="last")
     imagined = WorldModelEnv(imagination_of(), ToyStarts(split=split), Brightness(), 4, 24, scoring=judged)
-    expected = asdict(imagined_along(played, imagined))
+    expected = asdict(imagined_along(played, starts, imagined))
     assert 0 < expected["imagined_rate"] < 1  # or nothing is compared
     expected.pop("true_positive_rate")  # nothing succeeds
     assert found["actions_chosen_in_the_simulator"] == {"true_positive_rate": None} | expected

@@ -126,7 +126,6 @@ class RemoteEnv(EnvDefaults):
         return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin episodes; see `VecEnv.reset`."""
         given = {key: rows if rows is None else [int(row) for row in rows] for key, rows in (options or {}).items()}
         if self._trials and (trials := given.get("trial_ids")):
             given["trial_ids"] = [self._trials[trial % len(self._trials)] for trial in trials]

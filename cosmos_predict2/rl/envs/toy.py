@@ -92,7 +92,6 @@ class ToyEnv(EnvDefaults):
     def chunk_step(
         self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
     ) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
-        """Execute actions; see `VecEnv.chunk_step`."""
         book, ids = self._book, self._book.ids(env_ids)
         checked, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute)
         actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])

@@ -49,7 +49,7 @@ from cosmos_predict2.rl.episodes.episodes import (
     validation_starts,
     without_unreliable,
 )
-from cosmos_predict2.rl.episodes.policy_evaluation import Evaluation, Rate, draws_of, played_along
+from cosmos_predict2.rl.episodes.policy_evaluation import Rate, draws_of, played_along
 from cosmos_predict2.rl.episodes.refinement import Refinement, build_world_model
 from cosmos_predict2.rl.interfaces import Mode, Policy, PolicyDefaults, VecEnv, completed
 from cosmos_predict2.rl.learner import Experience, Facts, RLModel, require_ratio_one
@@ -487,7 +487,7 @@ class VLAGRPOModel(RLModel):
 
     def _compared(self, true_env: VecEnv, starts: Starts) -> dict[str, float]:
         imagined = self._judged(self.env, starts, "sample")
-        found = played_along(Evaluation("sample", {}, imagined, starts), true_env, self.rl.execute)
+        found = played_along(imagined, starts, true_env, self.rl.execute)
         gap = found.imagined_rate - found.true_rate
         shares = {name: getattr(found, name) for name in ("agreement", "true_positive_rate", "false_positive_rate")}
         return {"imagined_success": found.imagined_rate, "true_success": found.true_rate, "gap": gap, **shares}

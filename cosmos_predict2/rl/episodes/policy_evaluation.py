@@ -178,16 +178,16 @@ def evaluate(
     return Evaluation(mode, rates, played, starts)
 
 
-def imagined_along(found: Evaluation, imagined_env: VecEnv, execute: int | None = None) -> Comparison:
+def imagined_along(true: Trajectories, starts: Starts, imagined_env: VecEnv, execute: int | None = None) -> Comparison:
     """Imagined beside true success, of the actions that the policy chose in the true environment."""
-    imagined_E, _, valid_E = replayed(imagined_env, found.starts, found.played.actions_M_E_A_D, execute)
-    return Comparison.of(imagined_E, found.played.success_E, found.played.is_valid_E & valid_E)
+    imagined_E, _, valid_E = replayed(imagined_env, starts, true.actions_M_E_A_D, execute)
+    return Comparison.of(imagined_E, true.success_E, true.is_valid_E & valid_E)
 
 
-def played_along(found: Evaluation, true_env: VecEnv, execute: int | None = None) -> Comparison:
+def played_along(imagined: Trajectories, starts: Starts, true_env: VecEnv, execute: int | None = None) -> Comparison:
     """True beside imagined success, of the actions that the policy chose in imagination."""
-    true_E, _, valid_E = replayed(true_env, found.starts, found.played.actions_M_E_A_D, execute)
-    return Comparison.of(found.played.success_E, true_E, found.played.is_valid_E & valid_E)
+    true_E, _, valid_E = replayed(true_env, starts, imagined.actions_M_E_A_D, execute)
+    return Comparison.of(imagined.success_E, true_E, imagined.is_valid_E & valid_E)
 
 
 @torch.no_grad()

@@ -75,7 +75,7 @@ class Summed(WorldModelEnv):
         return video / 127.5 - 1 if is_float else video.to(torch.uint8)
 
 
-def imagined(num_envs: int, history: int = 1, scoring: Any = None, **options: Any) -> Summed:
+def imagined(num_envs: int, history: int = 1, scoring: Any = None, kind: Any = Summed, **options: Any) -> Any:
     imagination: Any = SimpleNamespace(
         config=Video2WorldActionPipelineConfig(chunk_size=CHUNK + history - 1),
         transform=controller(2),
@@ -85,7 +85,7 @@ def imagined(num_envs: int, history: int = 1, scoring: Any = None, **options: An
         transformed=torch.from_numpy,
     )
     scoring = Scoring(**scoring or {})
-    return Summed(imagination, Numbered(history), ByContext(), num_envs, MAX_STEPS, scoring=scoring, **options)
+    return kind(imagination, Numbered(history), ByContext(), num_envs, MAX_STEPS, scoring=scoring, **options)
 
 
 def toy(num_envs: int, **options: Any) -> ToyEnv:
@@ -211,8 +211,7 @@ class Noted(Summed):
 @pytest.mark.parametrize("keep_first", [False, True])
 def test_five_pictures_are_handed_on_with_the_actions_between_them(keep_first: bool) -> None:
     """After three executed actions: the last five pictures, or the first one and the last four."""
-    plain = imagined(1)
-    env = Noted(plain.imagination, Numbered(5), ByContext(), 1, MAX_STEPS, chunk=CHUNK + 4, keep_first=keep_first)
+    env = imagined(1, 5, kind=Noted, keep_first=keep_first)
     env.reset(options=dict(task_ids=[0], trial_ids=[20], seeds=[4]))
     actions = torch.arange(CHUNK * 2.0).reshape(1, CHUNK, 2) / 100
     env.chunk_step(actions, execute=3)
@@ -230,9 +229,8 @@ def test_five_pictures_are_handed_on_with_the_actions_between_them(keep_first: b
 def test_what_is_imagined_beyond_a_chunk_repeats_each_environments_own_last_action() -> None:
     """Zeros would be a far place where actions are places. Of a longer chunk, of which few are executed, the first
     actions alone."""
-    plain = imagined(1)
     for padding in ("hold", "zeros"):
-        env = Noted(plain.imagination, Numbered(), ByContext(), 2, MAX_STEPS, padding=padding)
+        env = imagined(2, kind=Noted, padding=padding)
         env.reset(options=dict(task_ids=[0, 1], trial_ids=[20, 21], seeds=[4, 5]))
         actions = torch.arange(2 * 8 * 2.0).reshape(2, 8, 2) / 100
         env.chunk_step(actions[:, :4])

@@ -133,14 +133,6 @@ def test_results_do_not_depend_on_the_batch(imagination: Imagination) -> None:
     assert torch.allclose(expected[4]["value"], found[4]["value"], atol=2e-3)
 
 
-def test_equal_seeds_share_the_noise_and_others_do_not(imagination: Imagination) -> None:
-    env = make(imagination, scoring=LAST)
-    env.reset(options={"trial_ids": [5, 5, 5], "seeds": [1, 1, 2]})
-    pictures = env.chunk_step(actions(env)[:1].expand(3, -1, -1))[0]["full_image"]
-    same_but_for_sums(pictures[0], pictures[1])
-    assert (pictures[0].int() - pictures[2].int()).abs().max() > 1
-
-
 def test_an_imagined_push_ends_where_the_simulators_does(imagination: Imagination) -> None:
     simulated = ToyEnv(16, terminate_on_success=False)
     env = make(imagination, 16, scoring=LAST)

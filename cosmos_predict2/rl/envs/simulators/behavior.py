@@ -80,7 +80,6 @@ class BehaviorEnv(EnvDefaults):
         return self._metadata
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin episodes; see `VecEnv.reset`."""
         book, world = self._ready(), self._taken()
         ids = book.begin(seed, options)
         self._hold(world, book, ids)
@@ -94,7 +93,6 @@ class BehaviorEnv(EnvDefaults):
     def chunk_step(
         self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
     ) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
-        """Execute actions; see `VecEnv.chunk_step`."""
         book = self._ready()
         ids = book.ids(env_ids)
         bounds = (self._metadata["action_low"], self._metadata["action_high"])

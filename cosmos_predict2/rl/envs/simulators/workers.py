@@ -113,7 +113,6 @@ class WorkerEnv(EnvDefaults):
         return self._metadata
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin episodes; see `VecEnv.reset`."""
         book = self._ready()
         ids = book.begin(seed, options)
         self._is_valid[ids] = True
@@ -123,7 +122,6 @@ class WorkerEnv(EnvDefaults):
     def chunk_step(
         self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
     ) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
-        """Execute actions; see `VecEnv.chunk_step`."""
         book = self._ready()
         ids = book.ids(env_ids)
         bounds = (self._metadata.get("action_low", -1.0), self._metadata.get("action_high", 1.0))
