@@ -8,7 +8,7 @@ propose one are given the run's before the first batch.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -146,8 +146,7 @@ class Actions(NoActions):
         self._check_transform(batch)
         if self.model.training and not self._has_seen_size:
             self._has_seen_size = True
-            for problem in self._far_from_one(batch):
-                log.warning("%s.", problem)
+            self._warn_far_from_one(batch[ACTION_KEY])
 
     def cut(self, batch: Mapping[str, Any], starts: Sequence[int], num_actions: int) -> Mapping[str, Any]:
         if any(starts) and self.transform is not None and self.transform.accumulate is not None:
@@ -182,19 +181,18 @@ class Actions(NoActions):
                 " (dataloader_train.dataset.state, and dataloader_val), or leave pipe_config.state empty."
             )
 
-    def _far_from_one(self, batch: Mapping[str, Any]) -> Iterator[str]:
-        """Actions that are far from the order of 1; zeros are hidden ones."""
-        action_B_A_D = batch[ACTION_KEY]
+    def _warn_far_from_one(self, action_B_A_D: Tensor) -> None:
+        """Zeros are hidden actions."""
         if self.transform is not None and self.transform.kind == "relative_pose":
             action_B_A_D = action_B_A_D[..., :-1]  # the gripper's state is no distance between poses
         largest = float(action_B_A_D.abs().max())
         if LEAST <= largest <= MOST or largest == 0:
             return
-        yield (
+        log.warning(
             f"the largest action of the batch is {largest:.3g} as {self.transform}, where a network expects the"
             f" order of 1: {'it hardly sees them' if largest < LEAST else 'they drown all else'}. Have the data the"
             " units that this transform was made for? dataloader_train.dataset.action_transform=statistics computes one"
-            " from the data, for a run that starts from no weights with actions"
+            " from the data, for a run that starts from no weights with actions."
         )
 
     # --- the transform of the actions

@@ -197,21 +197,21 @@ def model_config(
     return made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Passes:
     """Passes of one clip through the network in an experience: what a rank makes of one batch, and trains on."""
 
     rollout: float  # on the mean
-    old: int  # of the policy that sampled, where that is another than the one trained
-    reference: int
-    policy: int  # with a gradient
-    data: int  # likewise
-    graphs: int  # passes whose activations a clip of a micro-batch keeps at a time
+    old: int = 0  # of the policy that sampled, where that is another than the one trained
+    reference: int = 0
+    policy: int = 1  # with a gradient
+    data: int = 0  # likewise
+    graphs: int = 1  # passes whose activations a clip of a micro-batch keeps at a time
     clips: int  # of a rank
     clips_at_once: int  # in a micro-batch
-    updates: int  # optimizer steps
-    weight_copies: int  # of the trained weights
-    kept_latents: int  # that each clip keeps on the device until it is trained on, of this rank's frames
+    updates: int = 1  # optimizer steps
+    weight_copies: int = 0  # of the trained weights
+    kept_latents: int = 0  # that each clip keeps on the device until it is trained on, of this rank's frames
     are_of_teacher: bool = False  # the clips of the data's batches, whose latents another network makes
     batch_key: str | None = None  # where all this is of one micro-batch, the setting of its clips
 

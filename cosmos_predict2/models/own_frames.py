@@ -218,8 +218,21 @@ class OwnFramesModel(Video2WorldModel):
 
     @classmethod
     def check_batches(cls, config: Any, context: CheckContext) -> Iterator[Finding]:
-        """Findings on the loader's batches of episodes and on the length of the run."""
-        return check_batches(own_frames_of(config), context)
+        """Findings on batches of episodes that are trained on some at a time, and on the length of the run."""
+        own, run = own_frames_of(config), context.config
+        if run is None or not isinstance(run.dataloader_train, Mapping):
+            return
+        size = run.dataloader_train.get("batch_size")
+        if not isinstance(size, int):
+            return
+        if size % own.minibatch:
+            text = f"{size}, of which {KEY}.minibatch={own.minibatch} are trained on together"
+            yield error("dataloader_train.batch_size", text, "Set a multiple of it")
+            return
+        parts, end = size // own.minibatch * own.chunks, run.trainer.max_iter
+        if end * run.trainer.grad_accum_iter % parts:
+            text = f"{end}, but a batch of episodes has {parts} chunks, and a run ends with a whole one"
+            yield error("trainer.max_iter", text, f"Set a multiple of {parts}")
 
     @classmethod
     def passes(cls, config: Any, conditions: int) -> Passes:
@@ -296,39 +309,9 @@ def check(config: Any, context: CheckContext) -> Iterator[Finding]:
             yield error(key, f"num_frames={have}, but {KEY}.chunks={own.chunks} need {least}", f"Set it to {least}")
 
 
-def check_batches(own: OwnFramesConfig, context: CheckContext) -> Iterator[Finding]:
-    """Findings on batches of episodes that are trained on some at a time, and on the length of the run."""
-    run = context.config
-    if run is None or not isinstance(run.dataloader_train, Mapping):
-        return
-    size = run.dataloader_train.get("batch_size")
-    if not isinstance(size, int):
-        return
-    if size % own.minibatch:
-        text = f"{size}, of which {KEY}.minibatch={own.minibatch} are trained on together"
-        yield error("dataloader_train.batch_size", text, "Set a multiple of it")
-        return
-    parts, accumulated = size // own.minibatch * own.chunks, run.trainer.grad_accum_iter
-    if run.trainer.max_iter * accumulated % parts:
-        text = f"{run.trainer.max_iter}, but a batch of episodes has {parts} chunks, and a run ends with a whole one"
-        yield error("trainer.max_iter", text, f"Set a multiple of {parts}")
-
-
 def passes_of(own: OwnFramesConfig, is_student: bool = False) -> Passes:
     """The passes of a micro-batch, with its part of the imagining; a student's last step ends in clean latents."""
     each = 0 if own.level == 0 else 1 if own.level else own.num_steps + (not is_student)
     imagined = max(own.share, own.share_at_start) * each * (own.chunks - 1) / own.chunks
-    return Passes(
-        rollout=round(imagined, 2),
-        old=0,
-        reference=0,
-        policy=1,
-        data=0,
-        graphs=1,
-        clips=own.minibatch,
-        clips_at_once=own.minibatch,
-        updates=1,
-        weight_copies=0,
-        kept_latents=0,
-        batch_key=f"{KEY}.minibatch",
-    )
+    size = own.minibatch
+    return Passes(rollout=round(imagined, 2), clips=size, clips_at_once=size, batch_key=f"{KEY}.minibatch")

@@ -118,6 +118,11 @@ def passes_of_teacher(config: Mapping[str, Any], clips: int) -> Passes | None:
     student = objective_of(pipe)
     assert isinstance(student, Student)
     evaluations = student.teacher_steps + (pipe.flow is None)  # from the smallest noise level to clean latents
-    counts = dict(rollout=evaluations * (2 if student.guidance else 1), old=0, reference=0, policy=1, data=0, graphs=1)
-    sizes = dict(clips=clips, clips_at_once=clips, updates=1, weight_copies=1, kept_latents=0)
-    return Passes(**counts, **sizes, are_of_teacher=True, batch_key="dataloader_train.batch_size")
+    return Passes(
+        rollout=evaluations * (2 if student.guidance else 1),
+        clips=clips,
+        clips_at_once=clips,
+        weight_copies=1,
+        are_of_teacher=True,
+        batch_key="dataloader_train.batch_size",
+    )
