@@ -24,35 +24,31 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.world_model.assembly import settle_attention
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire import distributed
-from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.data.facts import DataFacts
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import Finding
 from tests.checkpoints.nets import transform_tensor
 from tests.findings import checked_model
-from tests.models.parts import LIMITS, NET, PooledPixels, awaken, make_batch
+from tests.models import parts
+from tests.models.parts import LIMITS, NET, awaken, make_batch
 
 OWN = controller(3, 1.0)
 NETS = {
-    "chunk": L(ChunkActionDiT)(action_dim=3, **LIMITS, **NET),
-    "flat": L(FlatActionDiT)(action_dim=3, num_action_per_chunk=8, **LIMITS, **NET),
+    "chunk": dict(network=ChunkActionDiT, net=dict(action_dim=3)),
+    "flat": dict(network=FlatActionDiT, net=dict(action_dim=3, num_action_per_chunk=8)),
 }
 
 
-def make_config(network: str = "chunk", dit_path: str = "", **options: Any) -> Predict2Video2WorldModelConfig:
-    pipe_names = ("state_t", "chunk_size", "resize_online", "action_transform", "ema", "net")
-    pipe = {"net": NETS.get(network), **{name: options.pop(name) for name in pipe_names if name in options}}
-    pipe = {"state_t": 3, "min_num_conditional_frames": 1, "max_num_conditional_frames": 1, **pipe}
-    return Predict2Video2WorldModelConfig(
-        pipe_config=Video2WorldActionPipelineConfig(tokenizer=L(PooledPixels)(), **pipe),
-        model_manager_config=Predict2ModelManagerConfig(dit_path=dit_path),
-        **{"precision": "float32", **options},
-    )
+def make_config(kind: str = "chunk", dit_path: str = "", **options: Any) -> Predict2Video2WorldModelConfig:
+    given = dict(min_num_conditional_frames=1, max_num_conditional_frames=1)
+    start = Predict2ModelManagerConfig(dit_path=dit_path)
+    options = {**NETS[kind], **given, "model_manager_config": start, **options}
+    return parts.make_config(pipeline=Video2WorldActionPipelineConfig, **options)
 
 
-def make_model(network: str = "chunk", dit_path: str = "", **options: Any) -> Video2WorldModel:
+def make_model(kind: str = "chunk", dit_path: str = "", **options: Any) -> Video2WorldModel:
     torch.manual_seed(0)
-    model = Video2WorldModel(make_config(network, dit_path, **options))
+    model = Video2WorldModel(make_config(kind, dit_path, **options))
     if not dit_path:
         awaken(model.net, ".fc2.")
     return model
@@ -306,17 +302,17 @@ def _told(**options: Any) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(net=L(Video2WorldDiT)(**LIMITS, **NET)), "is Video2WorldDiT, which takes no actions"),
-        (dict(state_t=4, network="flat"), "reads 8 actions of 3 numbers, but a clip of 13 frames (state_t=4) has 12"),
-        (dict(net=L(FlatActionDiT)(action_dim=30, **NET)), "reads 30 numbers, but a clip of 9 frames"),
-        (dict(net=L(ChunkActionDiT)(action_dim=3, temporal_compression_ratio=2, **NET)), "but 4 actions lead to each"),
+        (dict(network=Video2WorldDiT, net=None), "is Video2WorldDiT, which takes no actions"),
+        (dict(state_t=4, kind="flat"), "reads 8 actions of 3 numbers, but a clip of 13 frames (state_t=4) has 12"),
+        (dict(kind="flat", net=dict(action_dim=30)), "reads 30 numbers, but a clip of 9 frames"),
+        (dict(net=dict(action_dim=3, temporal_compression_ratio=2)), "but 4 actions lead to each"),
         (dict(action_transform=relative_pose().to_dict()), "is of 7 numbers, but the network reads 3"),
         (dict(action_transform={"kind": "controler", "scale": [1.0]}), "Did you mean controller"),
         (dict(chunk_size=12), ""),  # what stands where nobody sets it: state_t says the length
         (dict(chunk_size=8), ""),
         (dict(chunk_size=16), "chunk_size: 16, but a clip of 9 frames (state_t=3) has 8 actions"),
-        (dict(network="chunk", state_t=4), ""),
-        (dict(network="flat", action_transform=OWN.to_dict()), ""),
+        (dict(state_t=4), ""),
+        (dict(kind="flat", action_transform=OWN.to_dict()), ""),
     ],
 )
 def test_a_network_that_does_not_fit_the_clips_is_told(options: dict[str, Any], message: str) -> None:
@@ -326,7 +322,7 @@ def test_a_network_that_does_not_fit_the_clips_is_told(options: dict[str, Any], 
 
 @pytest.mark.parametrize("name", ["transformer_engine", "flash"])
 def test_attention_that_this_device_has_not_is_told(name: str) -> None:
-    found = _told(net=L(ChunkActionDiT)(**LIMITS, **NET, action_dim=3, atten_backend=name))
+    found = _told(net=dict(action_dim=3, atten_backend=name))
     assert f"net.atten_backend: atten_backend='{name}' works on CUDA" in found
     with pytest.raises(ConfigError, match="works on CUDA"):  # whoever did not ask beforehand
         settle_attention(
@@ -336,7 +332,7 @@ def test_attention_that_this_device_has_not_is_told(name: str) -> None:
 
 def test_a_network_without_actions_is_refused() -> None:
     with pytest.raises(ConfigError, match="Video2WorldDiT, which takes no actions"):
-        make_model(net=L(Video2WorldDiT)(**LIMITS, **NET))
+        make_model(network=Video2WorldDiT, net=None)
 
 
 def _start(load_path: str = "", data: ActionTransform | None = OWN, **options: Any) -> list[Finding]:

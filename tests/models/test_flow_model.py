@@ -22,7 +22,7 @@ from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
 from imaginaire.findings import Finding
 from tests.findings import checked_model
-from tests.models.parts import NET, PooledPixels, make_batch
+from tests.models.parts import NET, make_batch, make_config
 from tests.models.parts import make_model as make_parts_model
 
 
@@ -134,14 +134,7 @@ def test_validation_is_at_fixed_levels_with_a_frame_given_and_repeats_itself() -
 def test_the_same_weights_have_the_same_loss_at_a_level_in_both_families() -> None:
     """But for the factor 10, and with the timestep of given frames that Predict2 has."""
     model = make_model(flow=FlowConfig(conditional_frame_timestep=0.1))
-    other = Video2WorldModel(
-        Predict2Video2WorldModelConfig(
-            precision="float32",
-            pipe_config=Video2WorldPipelineConfig(
-                net=model.pipe_config.net, tokenizer=L(PooledPixels)(), state_t=3, sigma_conditional=1e-4 / (1 - 1e-4)
-            ),
-        )
-    )
+    other = make_parts_model(sigma_conditional=1e-4 / (1 - 1e-4))
     other.net.load_state_dict(model.net.state_dict())
     x0, epsilon, _, condition = drawn(model, {**make_batch(positions=[0, 1]), "num_conditional_frames": 1})
     sigma = torch.tensor([[0.7], [12.0]])
@@ -168,22 +161,20 @@ def test_what_cannot_be_trained_is_said() -> None:
 
 
 def _told(text: TrainingTextConfig | None = None, flow: FlowConfig | None = None, **net: Any) -> list[Finding]:
-    pipe = Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**NET, **net), state_t=3, flow=flow)
-    config = Predict2p5Video2WorldModelConfig(pipe_config=pipe, text=text or TrainingTextConfig())
-    return checked_model(Video2WorldModel, config)
+    of_text = dict(text=text or TrainingTextConfig(), flow=flow)
+    return checked_model(Video2WorldModel, make_config(family=Predict2p5Video2WorldModelConfig, net=net, **of_text))
 
 
 def test_the_two_families_are_not_mixed() -> None:
     (problem,) = _told()
     assert str(problem).startswith("model.config.pipe_config.flow: null, but a Predict2.5 network")
-    node = L(Video2WorldDiT)(**NET)
-    projected = L(Video2WorldDiT)(**NET, crossattn_proj_in_channels=64)
     data = dict(_target_=MockVideos, width=8, num_frames=9, num_tokens=4, text_width=16)
+    projection = dict(crossattn_proj_in_channels=64)
     for pipe, message, is_note in [
-        (dict(net=node, flow=FlowConfig()), "flow: it is set, as for Predict2.5", False),
-        (dict(net=projected), "net.crossattn_proj_in_channels: 64, as networks of Predict2.5", True),
+        (dict(flow=FlowConfig()), "flow: it is set, as for Predict2.5", False),
+        (dict(net=projection), "net.crossattn_proj_in_channels: 64, as networks of Predict2.5", True),
     ]:
-        config = Predict2Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(state_t=3, **pipe))
+        config = make_config(**pipe)
         (problem,) = checked_model(Video2WorldModel, config)
         assert str(problem).startswith(f"model.config.pipe_config.{message}") and "model=predict2p5_" in problem.cure
         assert (problem.level == "warning") == is_note

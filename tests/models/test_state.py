@@ -15,7 +15,7 @@ from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditi
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset, read_proprio
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
-from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.nn.action_dit import FlatActionDiT
 from cosmos_predict2.nn.state_head import StateHead, StateTrail
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.replays import Unjudged
@@ -26,7 +26,6 @@ from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.training.preflight import check_launch
 from tests.data.sources_libero import libero_tree
@@ -37,7 +36,7 @@ RANGE = [[-2.0, 2.0], [0.0, 10.0], [3.0, 3.0]]  # the last one never changed
 
 
 def with_state(**more: Any) -> Any:
-    return make_model(net=L(ChunkActionDiT)(action_dim=3, state_range=RANGE, **LIMITS, **NET), **more)
+    return make_model(net=dict(action_dim=3, state_range=RANGE), **more)
 
 
 def batch_of(size: int = 2) -> dict[str, Any]:
