@@ -138,13 +138,7 @@ class WorldModel:
     # --- weights
 
     def load(
-        self,
-        path: str = "",
-        which: str = "auto",
-        *,
-        seed: int = 0,
-        is_baseline: bool = False,
-        lora_alpha: float | None = None,
+        self, path: str = "", which: str = "auto", *, is_baseline: bool = False, lora_alpha: float | None = None
     ) -> "WorldModel":
         """Give the network memory on the device and weights from ``path``, or random ones, for inference.
 
@@ -160,7 +154,7 @@ class WorldModel:
             report = load_dit(net, path, which, lora_alpha=lora_alpha)
             log.info("weights: %s (%s%s)", path, "averaged, net_ema.; " if which == "net_ema" else "", report.summary())
         else:
-            net.init_weights(torch.Generator(self.device).manual_seed(seed))
+            net.init_weights(torch.Generator(self.device).manual_seed(0))
             level = logging.INFO if is_baseline else logging.WARNING
             log.log(level, "weights: random, as asked for: what is generated is noise")
         net.eval().requires_grad_(False)
