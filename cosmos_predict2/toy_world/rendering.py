@@ -68,7 +68,7 @@ def table(states: Floats, size: int) -> Picture:
     side = size + 2 * PAD
     canvas = numpy.empty((len(states), side, side, 3), dtype=numpy.uint8)
     canvas[:] = COLOURS["table"]
-    _lay(canvas, "ring", states[:, GOAL_X], states[:, GOAL_X + 1], size)
+    _lay(canvas, "ring", states[:, GOAL_X], states[:, GOAL_X + 1], size, numpy.arange(len(states)))
     return canvas
 
 
@@ -78,11 +78,11 @@ def draw_things(canvas: Picture, states: Floats, size: int, cover: int | None = 
         if name == "gripper" and cover is not None:
             covered = slice(PAD + cover, PAD + size - cover)
             canvas[:, covered, covered] = COVER
-        x, y = states[:, column], states[:, column + 1]
-        is_there = x > -_OVER_THE_EDGE
-        if is_there.any():
-            variant = states[:, CLOSED].astype(numpy.intp) if name == "gripper" else None
-            _lay(canvas, name, x, y, size, None if is_there.all() else is_there, variant)
+        which = numpy.flatnonzero(states[:, column] > -_OVER_THE_EDGE)
+        if which.size:
+            own = states[which]
+            variant = own[:, CLOSED].astype(numpy.intp) if name == "gripper" else 0
+            _lay(canvas, name, own[:, column], own[:, column + 1], size, which, variant)
 
 
 def _lay(
@@ -91,15 +91,12 @@ def _lay(
     x: Floats,
     y: Floats,
     size: int,
-    is_there: NDArray[numpy.bool_] | None = None,
-    variant: NDArray[numpy.intp] | None = None,
+    which: NDArray[numpy.intp],
+    variant: NDArray[numpy.intp] | int = 0,
 ) -> None:
+    """Lay a thing on some of the canvases, at a place of its own on each."""
     colour, inverse_alpha = _sprite(name)
     side = colour.shape[1]
-    which = numpy.arange(len(canvas))
-    if is_there is not None:
-        which, x, y = which[is_there], x[is_there], y[is_there]
-        variant = None if variant is None else variant[is_there]
     # in eighths of a pixel, from the canvas's corner to the sprite's
     left, top = (
         numpy.rint(numpy.clip((v + (PAD - side / 2)) * NUM_PHASES, 0, (size + 2 * PAD - side - 1) * NUM_PHASES))
@@ -116,7 +113,7 @@ def _lay(
     rows = (row[:, None] + numpy.arange(side), column[:, None])
     patch = windows[which[:, None], rows[0], rows[1]].astype(numpy.uint16)
     patch *= inverse_alpha[phase]
-    patch += colour[phase] if variant is None else colour[phase + variant * NUM_PHASES**2]
+    patch += colour[phase + variant * NUM_PHASES**2]
     patch >>= 8
     windows[which[:, None], rows[0], rows[1]] = patch
 
