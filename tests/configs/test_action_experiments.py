@@ -115,26 +115,19 @@ def test_actions_are_hidden_in_the_blind_experiment_alone() -> None:
 WRONG = {
     "dataloader_train=gr00t_customiezed_gr1_train": "its actions have 29 numbers, but the network reads 7",
     "dataloader_train.dataset.num_frames=9": "num_frames=9, but the model takes 13",
-    "model.config.pipe_config.state_t=5": "reads 84 numbers, but a clip of 17 frames (state_t=5) has 16 actions",
     "model.config.pipe_config.action_transform={kind: controller, scale: [20,20,20,20,20,20,20]}": (
         "its actions are relative_pose of 7 numbers, scale [20, 20, 20, 20, 20, 20, 1], but those of"
         " model.config.pipe_config.action_transform controller of 7 numbers, scale 20"
     ),
-    "model.config.pipe_config.action_transform={kind: controller, scale: [20]}": "is of 1 numbers, but the network",
     "net=cosmos_v1_2B_action_conditioned": ("its texts have width 1024 (text_width), but the network takes 100352"),
     "net=cosmos_v1_2B_action_chunk_conditioned": "with a model of theirs (model=predict2p5_...)",
 }
 
-
-SLOW, LONG = list(WRONG)[:2], list(WRONG)[2:-2]  # each is composed; their like is in tests/models/test_action_model.py
+LONG = ("scale: [20,20,20,20,20,20,20]}", "chunk_conditioned")  # each is composed
 
 
 @pytest.mark.parametrize(
-    "override",
-    [
-        *(pytest.param(o, marks=pytest.mark.slow) for o in (*SLOW, list(WRONG)[-2])),
-        *(pytest.param(o, marks=pytest.mark.long) for o in (*LONG, list(WRONG)[-1])),
-    ],
+    "override", [pytest.param(o, marks=pytest.mark.long if o.endswith(LONG) else pytest.mark.slow) for o in WRONG]
 )
 def test_actions_that_do_not_fit_are_found_before_anything_is_built(override: str) -> None:
     config = compose(BASE, ["experiment=predict2_video2world_2b_action_conditioned_training", override])

@@ -117,15 +117,6 @@ def test_an_update_without_spread_leaves_weights_and_moments(tmp_path: Path) -> 
     assert _spread(tmp_path, {1: []}, *rl_options()) == [False, True]
 
 
-@pytest.mark.parametrize(
-    "option", ["objective=nft", "objective=awm", "kl_beta=0.1", "data_beta=0.1", "exp_reward=true"]
-)
-@pytest.mark.long
-def test_what_learns_without_an_advantage_takes_its_step(option: str, tmp_path: Path) -> None:
-    experiment = NFT if "objective" in option else FLOW_GRPO
-    assert _spread(tmp_path, {1: []}, *rl_options(experiment, f"{RL}.{option}")) == [True, True]
-
-
 @pytest.mark.slow
 def test_all_ranks_take_a_step_where_one_has_spread_and_none_where_none_has(tmp_path: Path) -> None:
     args = (tmp_path, {1: [1], 2: []}, *rl_options(FLOW_GRPO, "dataloader_train.batch_size=2"))

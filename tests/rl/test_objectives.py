@@ -278,6 +278,7 @@ def test_what_an_objective_does_not_cover_is_refused(options: dict[str, Any], fi
         (dict(data_beta=0.1), True),
         (dict(exp_reward=True), True),
         (dict(objective="nft"), True),
+        (dict(objective="awm"), True),
     ],
 )
 def test_what_else_than_an_advantage_teaches(options: dict[str, Any], teaches: bool) -> None:
