@@ -158,7 +158,9 @@ class RemoteReward(RewardDefaults):
             raise ConfigError(f"media={media!r}: expected latent or video.")
         if clip is not None and (len(clip) != 2 or clip[0] > clip[1]):
             raise ConfigError(f"clip={clip!r}: expected two numbers, the lower one first.")
-        dtype: torch.dtype | None = getattr(torch, latent_dtype) if latent_dtype else None
+        dtype = getattr(torch, latent_dtype, None) if latent_dtype else None
+        if latent_dtype and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ConfigError(f"latent_dtype={latent_dtype!r}: expected float32, float16 or bfloat16.")
         self.address = Address.found(enqueue_url, fetch_url, token)
         self.media, self.latent_dtype = media, dtype
         self.reward = reward

@@ -430,7 +430,7 @@ def test_video_and_half_precision_are_sent(scripted: Any) -> None:
     assert (far().score_key, RemoteReward("dance_grpo", enqueue_url="http://x", fetch_url="http://x").score_key) == (
         *("mean", "overall_reward"),
     )
-    for wrong in (dict(media="sound"), dict(clip=(1.0, 0.0))):
+    for wrong in (dict(media="sound"), dict(clip=(1.0, 0.0)), dict(latent_dtype="bfloat61"), dict(latent_dtype="int8")):
         with pytest.raises(ConfigError):
             server.reward(**wrong)
 
