@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/reward_service.py
 
 from cosmos_predict2.rl.rewards.local import REWARDS
-from cosmos_predict2.rl.rewards.service.running import serve
+from cosmos_predict2.rl.rewards.service.running import serve, try_rewards
 from cosmos_predict2.rl.rewards.service.settings import DEFAULT_QUEUE, read_settings
 from imaginaire import command_line
 
@@ -39,11 +39,7 @@ def run(args: argparse.Namespace) -> int:
     settings = read_settings(args.config, names, host=args.host, port=args.port, queue=args.queue)
     if args.decoder:
         settings.decode.model_path = args.decoder
-    if not args.check:
-        return serve(settings)
-    from cosmos_predict2.rl.rewards.service.running import try_rewards
-
-    return try_rewards(settings)
+    return try_rewards(settings) if args.check else serve(settings)
 
 
 if __name__ == "__main__":

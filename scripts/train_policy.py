@@ -96,7 +96,6 @@ command_line.common(add, "seed", "device", "overwrite")
 
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.policies import cloning, files
-    from cosmos_predict2.rl.policies.files import require_public
     from cosmos_predict2.toy_world.physics import SETTINGS
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire.buildable import require_taken, resolve
@@ -120,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
     if args.setting not in SETTINGS:
         raise ConfigError(f"--setting {args.setting}: the toy world has none.{near(args.setting, SETTINGS)}")
     if args.base and args.policy in files.POLICIES and files.is_public(cls):  # before demonstrations are made
-        require_public(args.base, args.policy)
+        files.require_public(args.base, args.policy)
     if args.data:
         if args.action_dim is not None:
             raise ConfigError(f"--action_dim {args.action_dim} is of the toy world's expert: leave it out with --data.")
@@ -150,7 +149,6 @@ def run(args: argparse.Namespace) -> None:
 def _clone_recordings(args: argparse.Namespace, own_arguments: Mapping[str, Any]) -> None:
     """Run experiment=clone_recordings with these flags, in a folder that is gone afterwards."""
     from cosmos_predict2.rl.policies import files
-    from cosmos_predict2.rl.policies.files import RESULT
     from imaginaire import distributed
     from imaginaire.config import compose
     from imaginaire.training import trainer
@@ -174,7 +172,7 @@ def _clone_recordings(args: argparse.Namespace, own_arguments: Mapping[str, Any]
         config = compose.compose(CONFIG, overrides)
         if code := trainer.launch(config):
             sys.exit(code)
-        result, path = Path(config.job.path_local) / RESULT, Path(args.out)
+        result, path = Path(config.job.path_local) / files.RESULT, Path(args.out)
         if (result / files.FILE).is_file():
             path = files.file_of(path)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -244,7 +244,7 @@ class RemoteReward(RewardDefaults):
         """The service's number of a request, and the headers for its pulls."""
         limit = min(max(30 + 3 * len(body) / 1e6, 60), 600)
         kind = {"Content-Type": "application/octet-stream"}
-        answer = self._ask(self.address.enqueue_url, body, kind, ends, lambda left: min(limit, left))
+        answer = self._ask(self.address.enqueue_url, kind, ends, lambda left: (body, min(limit, left)))
         number = answer.content.get("uuid")
         if answer.status != 200 or not isinstance(number, str):
             raise NoAnswer(f"the service answered {answer.status} to a request: {answer.message()}")
@@ -253,22 +253,19 @@ class RemoteReward(RewardDefaults):
         return number, {"X-Lepton-Replica-Target": str(replica)} if is_pinned else {}
 
     def _ask(
-        self,
-        url: str,
-        body: bytes | Callable[[float], bytes],
-        headers: Mapping[str, str],
-        ends: float,
-        limit: Callable[[float], float],
+        self, url: str, headers: Mapping[str, str], ends: float, request: Callable[[float], tuple[bytes, float]]
     ) -> Answer:
-        """The first answer that is final; the errors on the way are tried again until the deadline."""
+        """The first answer that is final; the errors on the way are tried again until the deadline. ``request`` gives a
+        body and its time-out by the seconds that are left."""
         if self.address.token:
             headers = {**headers, "Authorization": f"Bearer {self.address.token}"}
         failures, last = 0, "no answer"
         while (left := ends - time.monotonic()) > 0 or (failures == 0 and left > -LAST_LOOK_S):
             began = time.monotonic()
             wait: float | None = None
+            body, limit = request(left)
             try:
-                answer = ask(url, body(left) if callable(body) else body, headers, timeout=max(0.05, limit(left)))
+                answer = ask(url, body, headers, timeout=max(0.05, limit))
             except NoAnswer as error:
                 last = str(error)
             else:
@@ -304,13 +301,13 @@ class RemoteReward(RewardDefaults):
         return Scores(torch.tensor(values), torch.tensor(is_valid), _parts(answer.content["scores"], is_valid))
 
     def _pull(self, number: str, headers: Mapping[str, str], ends: float) -> Answer:
-        def body(left: float) -> bytes:
+        def request(left: float) -> tuple[bytes, float]:
             wait = max(0.0, min(self.wait_s, left - 1))
-            return f"uuid={number}&type={self.reward}&wait={wait:.1f}".encode()
+            body = f"uuid={number}&type={self.reward}&wait={wait:.1f}".encode()
+            return body, min(self.wait_s + 10, max(left, 0.0) + 1)
 
         headers = {"Content-Type": "application/x-www-form-urlencoded", **headers}
-        url = self.address.fetch_url
-        return self._ask(url, body, headers, ends, lambda left: min(self.wait_s + 10, max(left, 0.0) + 1))
+        return self._ask(self.address.fetch_url, headers, ends, request)
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes:

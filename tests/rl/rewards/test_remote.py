@@ -227,15 +227,15 @@ def far(**options: Any) -> RemoteReward:
 def test_waits_grow_with_failures_in_a_row_and_end_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     talk = Talk(monkeypatch, *[(0, NONE)] * 7, (0, EARLY), (5, EARLY), (5, EARLY), (0, NONE), (0, GOOD))
     sender = far()
-    assert sender._ask("http://x", b"", {}, talk.now + 1e3, lambda left: left) is GOOD
+    assert sender._ask("http://x", {}, talk.now + 1e3, lambda left: (b"", left)) is GOOD
     assert talk.slept == [0.5, 1, 2, 4, 8, 16, 20, 20, 0.5]  # a pull that was held is no failure
     talk = Talk(monkeypatch, (0, NONE))
     with pytest.raises(NoAnswer, match="after 3 tries; the last: gone"):
-        sender._ask("http://x", b"", {}, talk.now + 3, lambda left: left)
+        sender._ask("http://x", {}, talk.now + 3, lambda left: (b"", left))
     assert talk.slept == [0.5, 1, 1.5]
     for status in (408, 425, 429, 500, 502, 503, 504, 507):
         talk = Talk(monkeypatch, (0, Answer(status, {})), (0, GOOD))
-        assert sender._ask("http://x", b"", {}, talk.now + 3, lambda left: left) is GOOD
+        assert sender._ask("http://x", {}, talk.now + 3, lambda left: (b"", left)) is GOOD
 
 
 UPLOADS = [(1, 1e4, 60), (10**8, 1e4, 330), (3 * 10**8, 1e4, 600), (10**8, 10, 10)]  # bytes, seconds left and given

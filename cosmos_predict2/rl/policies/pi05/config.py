@@ -149,18 +149,15 @@ _VARIANT_KEYS = {"paligemma_variant": "vlm", "action_expert_variant": "expert"}
 def read_config(content: Mapping[str, Any], source: str, options: Mapping[str, Any]) -> Pi05Config:
     """The config of a file's content, and of a caller's ``options`` before it; other keys of the file are not ours."""
     pretrained.refuse_absurd(content, source)
-    names = {one.name for one in fields(Pi05Config)}
-    if unknown := [name for name in options if name not in names - set(_SIZES)]:
-        raise ConfigError(f"policy.{unknown[0]}: PI0.5 has no such option.{near(unknown[0], names)}")
+    if unknown := [name for name in options if name not in _TYPES.keys() - _SIZES.keys()]:
+        raise ConfigError(f"policy.{unknown[0]}: PI0.5 has no such option.{near(unknown[0], _TYPES)}")
     if not content.get("pi05", True):
         raise CheckpointError(f"{source} is of PI0 (pi05: false); PI0.5 alone is supported.")
-    if (
-        not content.get("pi05")
-        and (kind := str(content.get("model_type", content.get("type", MODEL_TYPE)))) != MODEL_TYPE
-    ):
+    kind = str(content.get("model_type", content.get("type", MODEL_TYPE)))
+    if "pi05" not in content and kind != MODEL_TYPE:
         raise CheckpointError(f"{source} is of a model of type '{kind}', not PI0.5: give a PI0.5 folder.")
     content = {**{_LEROBOT[name]: value for name, value in content.items() if name in _LEROBOT}, **content}
-    values = {name: value for name, value in content.items() if name in names and value is not None}
+    values = {name: value for name, value in content.items() if name in _TYPES and value is not None}
     for key, name in _VARIANT_KEYS.items():
         if name not in values and key in content:
             variant = str(content[key]).removesuffix("_lora")
