@@ -128,7 +128,7 @@ class ActionConditionedDataset(ClipDataset):
         if problems:
             raise ConfigError("; ".join(problems))
         folders = {"train": train_annotation_path, "val": val_annotation_path, "test": test_annotation_path}
-        form = {"accumulate": _accumulate(accumulate_action), "quaternion": quaternion}
+        form = _form(accumulate_action, quaternion)
         given = _transform(action_transform, action_scale, gripper_rescale_factor, form)
         most = NUM_DEBUG if debug else None
         recordings = read_recordings(
@@ -313,17 +313,16 @@ def _frames(num_frames: int, interval: int, chunk: int | None, ratio: int | None
     return num_frames, interval
 
 
-def _accumulate(value: bool | Accumulate) -> Accumulate:
-    if isinstance(value, bool):
-        return "window" if value else None
-    return value
+def _form(accumulate: bool | Accumulate, quaternion: bool) -> dict[str, Any]:
+    if isinstance(accumulate, bool):
+        accumulate = "window" if accumulate else None
+    return {"accumulate": accumulate, "quaternion": quaternion}
 
 
 def _transform_of(options: Mapping[str, Any]) -> ActionTransform | None:
     """The transform of the actions of a data set with these arguments; None where it depends on the files."""
-    form = {"accumulate": _accumulate(options["accumulate_action"]), "quaternion": options["quaternion"]}
-    scales = options["action_scale"], options["gripper_rescale_factor"]
-    return _transform(options["action_transform"], *scales, form)
+    form = _form(options["accumulate_action"], options["quaternion"])
+    return _transform(options["action_transform"], options["action_scale"], options["gripper_rescale_factor"], form)
 
 
 def _transform(

@@ -111,7 +111,6 @@ class LeRobotSource:
         return sum(part_width(self.info, part) for part in parts)
 
     def action_parts(self, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
-        """The columns, or parts of them, that make an action: as asked for, or the only one that is called so."""
         return choose_action(self.info, keys, embodiment)
 
     def action_contract(self, parts: Sequence[Part], stride: int = 1) -> ActionContract:
@@ -146,10 +145,7 @@ class LeRobotSource:
     # ---- pictures ----------------------------------------------------------------------------------------------------
 
     def camera(self, wanted: str | None = None) -> str:
-        """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one.
-
-        Of several, such as front+wrist, their keys likewise; the functions below take these, too.
-        """
+        """`choose_camera` of this data set; the functions below take keys of several, too."""
         return choose_camera(self.info, wanted)
 
     def frames(

@@ -188,30 +188,22 @@ def embed_captions(
         remove_parts(folder)
     source = EmbeddingCache(made, cache, memory_bytes=0) if cache is not None else made
     next_flush = time.monotonic() + _FLUSH_SECONDS
-    try:
-        for stems in _written(folder, _encoded(source, plan.todo, batch_size), form, plan):
-            done |= {stem: caption_hash(captions[stem]) for stem in stems}
-            if time.monotonic() > next_flush:
-                flush()
-                next_flush = time.monotonic() + _FLUSH_SECONDS
-    finally:
-        flush()
-    return plan.counts
-
-
-def _written(
-    folder: Path, batches: Iterable[Sequence[tuple[str, Tensor]]], form: str, plan: "_Plan"
-) -> Iterator[list[str]]:
-    """Write embeddings; the stems of each batch that is written."""
 
     def write(item: tuple[str, Tensor]) -> str:
         write_embedding(folder, *item, form, plan.files.get(item[0], []))
         return item[0]
 
-    with ThreadPoolExecutor(_WRITERS) as pool, Progress("embeddings", len(plan.todo), unit="file") as progress:
-        for items in batches:
-            yield list(pool.map(write, items))
-            progress.update(len(items))
+    try:
+        with ThreadPoolExecutor(_WRITERS) as pool, Progress("embeddings", len(plan.todo), unit="file") as progress:
+            for items in _encoded(source, plan.todo, batch_size):
+                done |= {stem: caption_hash(captions[stem]) for stem in pool.map(write, items)}
+                progress.update(len(items))
+                if time.monotonic() > next_flush:
+                    flush()
+                    next_flush = time.monotonic() + _FLUSH_SECONDS
+    finally:
+        flush()
+    return plan.counts
 
 
 def _require_one_encoder(folder: Path, plan: "_Plan", name: str | None, adopt: bool) -> None:
