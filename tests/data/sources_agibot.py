@@ -4,8 +4,10 @@
 import io
 import json
 import tarfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -65,12 +67,15 @@ def task_info(episodes: tuple[str, ...] = EPISODES, label: str = "label_info") -
     return json.dumps(entries).encode()
 
 
-def archive(files: dict[str, bytes], *more: tarfile.TarInfo) -> bytes:
+def archive(
+    files: Mapping[str, bytes], *more: tarfile.TarInfo, mode: Any = "w", form: int = tarfile.USTAR_FORMAT
+) -> bytes:
+    """A tar of files that claim to be another user's programs, and of further members."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
+    with tarfile.open(fileobj=packed, mode=mode, format=form) as tar:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
-            member.size = len(data)
+            member.size, member.mode = len(data), 0o4777
             tar.addfile(member, io.BytesIO(data))
         for member in more:
             tar.addfile(member)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clips in tar shards: which samples there are, that they are those of the folder, and every fault by name."""
 
-import io
 import json
 import shutil
 import tarfile
@@ -17,6 +16,7 @@ from cosmos_predict2.data.shards import dataset_shards
 from cosmos_predict2.data.shards.dataset_shards import ShardedVideos, expand_braces, list_shards, read_members
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError
+from tests.data.sources_agibot import archive
 from tests.data.video_files import same, video_folder
 from tests.findings import problems
 from tests.s3_server import no_credentials, s3_bucket, s3_server
@@ -35,11 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_shard(path: Path, members: Iterable[tuple[str, bytes]], form: Any = tarfile.USTAR_FORMAT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=form) as archive:
-        for name, content in members:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
+    path.write_bytes(archive(dict(members), form=form))
     return path
 
 

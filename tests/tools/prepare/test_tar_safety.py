@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """cosmos_predict2.tools.prepare.tar_safety: a whole and harmless archive, or nothing."""
 
-import io
 import os
 import re
 import tarfile
@@ -11,19 +10,14 @@ import pytest
 
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked, member_files
 from imaginaire.errors import DataError
+from tests.data.sources_agibot import archive
 
 FILES = {"a/one.txt": b"1" * 3000, "a/b/two.txt": b"22", "three.txt": b""}
 
 
 def _archive(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> Path:
     mode = {".gz": "w:gz", ".xz": "w:xz", ".bz2": "w:bz2"}.get(path.suffix, "w")
-    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o4777
-            tar.addfile(member, io.BytesIO(data))
-        for member in more:
-            tar.addfile(member)
+    path.write_bytes(archive(files, *more, mode=mode))
     return path
 
 
