@@ -144,40 +144,27 @@ def test_without_all_captions_there_is_no_caption(own: Path, caplog: pytest.LogC
     assert "1 of 3 have no caption" in caplog.text and "ai_caption: b" in caplog.text
 
 
-def _no_embeddings(folder: Path) -> None:
-    for path in (folder / "t5_xxl").iterdir():
-        path.unlink()
-
-
-def _other_stems(folder: Path) -> None:
-    _no_embeddings(folder)
-    write_embeddings(folder / "t5_xxl", ["x", "y"])
-
-
-def _two_of_a_name(folder: Path) -> None:
-    (folder / "videos/a.mkv").write_bytes(b"")
-
-
-def _no_clips(folder: Path) -> None:
-    for path in (folder / "videos").iterdir():
-        path.unlink()
-
-
-def _split(folder: Path) -> None:
-    (folder / "videos").rename(folder / "old")
-    (folder / "train").mkdir()
-    (folder / "old").rename(folder / "train/videos")
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_no_embeddings, "get_t5_embeddings"),
-        (_other_stems, r"None of the 3 clips.* has x, y, the clips are a, b, c"),
+        (lambda f: _emptied(f / "t5_xxl"), "get_t5_embeddings"),
+        (
+            lambda f: write_embeddings(_emptied(f / "t5_xxl"), ["x", "y"]),
+            r"None of the 3 clips.* has x, y, the clips are a, b, c",
+        ),
         (lambda f: (f / "t5_xxl").rename(f / "t5"), "t5_xxl"),
-        (_two_of_a_name, r"a\.mkv"),
-        (_no_clips, r"\.mp4"),
-        (_split, r"has no folder videos, but train/videos\. Give .*train\."),
+        (lambda f: (f / "videos/a.mkv").touch(), r"a\.mkv"),
+        (lambda f: _emptied(f / "videos"), r"\.mp4"),
+        (
+            lambda f: shutil.move(f / "videos", _emptied(f / "metas").rename(f / "train")),
+            r"has no folder videos, but train/videos\. Give .*train\.",
+        ),
         (lambda f: (f / "videos").rename(f / "video"), r"has no folder videos\. It has: .*video"),
     ],
 )

@@ -93,40 +93,20 @@ def test_a_stop_among_the_moves_loses_nothing(
     assert prepare() == 0 and not hub.asked and names(tmp_path / "gr1") == WANTED
 
 
-def _gated(hub: Hub, out: Path) -> None:
-    hub.gated.add(GR1)
-
-
 def _in_the_way(hub: Hub, out: Path) -> None:
     (out / "videos").mkdir(parents=True)
     (out / "videos" / "1.mp4").write_bytes(b"mine")
 
 
-def _other_prompts(hub: Hub, out: Path) -> None:
-    hub.repositories[GR1]["metadata.csv"] = b"file_name,prompt\nother.mp4,Something else\n"
-
-
-def _no_table(hub: Hub, out: Path) -> None:
-    del hub.repositories[GR1]["metadata.csv"]
-
-
-def _other_layout(hub: Hub, out: Path) -> None:
-    hub.repositories[GR1] = {"metadata.csv": b"", "clips/a.mp4": b"a"}
-
-
-def _same_names(hub: Hub, out: Path) -> None:
-    hub.repositories[GR1]["gr1/more/1.mp4"] = b"twice"
-
-
 @pytest.mark.parametrize(
     ("plant", "code", "named"),
     [
-        (_gated, 2, "huggingface.co/datasets/nvidia/GR1-100"),
+        (lambda hub, _: hub.gated.add(GR1), 2, "huggingface.co/datasets/nvidia/GR1-100"),
         (_in_the_way, 2, "videos/1.mp4 is there already"),
-        (_other_prompts, 1, "metadata.csv"),
-        (_no_table, 2, "metadata.csv"),
-        (_other_layout, 2, "gr1"),
-        (_same_names, 2, "1.mp4"),
+        (lambda hub, _: hub.repositories[GR1].update({"metadata.csv": b"name,text\no.mp4,x\n"}), 1, "metadata.csv"),
+        (lambda hub, _: hub.repositories[GR1].pop("metadata.csv"), 2, "metadata.csv"),
+        (lambda hub, _: hub.repositories.update({GR1: {"metadata.csv": b"", "clips/a.mp4": b"a"}}), 2, "gr1"),
+        (lambda hub, _: hub.repositories[GR1].update({"gr1/more/1.mp4": b"twice"}), 2, "1.mp4"),
     ],
 )
 def test_faults_of_the_source_are_named(
