@@ -99,14 +99,6 @@ def test_targets_are_the_shortest_names_that_select_the_layers_and_no_others(tmp
     assert (recorded["transformer.r"], recorded["transformer.lora_alpha"]) == (3, 12)
 
 
-def test_what_exists_stays(tmp_path: Path) -> None:
-    source = _run(tmp_path / "run")
-    _export(source, tmp_path, "peft")
-    with pytest.raises(CheckpointError, match="--overwrite"):
-        _export(source, tmp_path, "peft")
-    _export(source, tmp_path, "peft", overwrite=True, dtype=torch.bfloat16)
-
-
 def test_the_command_writes_both_layouts(tmp_path: Path) -> None:
     source = _run(tmp_path / "run")
     for form, file in FILES.items():

@@ -148,6 +148,15 @@ def test_each_pair_of_forms_of_an_adapter_is_exact(name: str, tmp_path: Path) ->
         export_adapter(Export(source, str(tmp_path / "folder"), "comfyui"))
 
 
+@pytest.mark.parametrize("form", ["pt", "safetensors", "diffusers", "peft", "kohya"])
+def test_what_exists_stays_unless_overwritten(form: str, tmp_path: Path) -> None:
+    source = (_adapted if form in ADAPTER_FORMS else _source)(FAST, tmp_path)
+    _to(form, source, tmp_path)
+    with pytest.raises(CheckpointError, match="--overwrite"):
+        _to(form, source, tmp_path)
+    _to(form, source, tmp_path, overwrite=True, dtype=torch.bfloat16)
+
+
 # --verify -------------------------------------------------------------------------------------------------------------
 
 

@@ -162,15 +162,6 @@ def _image_06b() -> dict[str, Tensor]:
     return state | {f"blocks.{i}.mlp.layer2.weight": torch.zeros(1) for i in range(20)}
 
 
-def test_what_exists_stays_unless_overwritten(tmp_path: Path) -> None:
-    source = _source(tmp_path)
-    for form in ("pt", "safetensors", "diffusers"):
-        _export(source, tmp_path, form)
-        with pytest.raises(CheckpointError, match="--overwrite"):
-            _export(source, tmp_path, form)
-        _export(source, tmp_path, form, overwrite=True)
-
-
 @pytest.mark.slow
 def test_the_command_says_what_it_wrote_and_refuses_what_cannot_be(tmp_path: Path) -> None:
     source, command = _source(tmp_path), (warm_python(), "-m", "scripts.convert")

@@ -174,13 +174,7 @@ def test_another_number_of_ranks_continues_the_same_order(change: tuple[int, int
     assert sorted((first + second)[:16]) == list(range(16))
 
 
-def test_ranks_of_a_context_parallel_group_share_their_sample() -> None:
-    loader = ResumableLoader(Numbers(), batch_size=2)
-    parts = [take(loader, 3, of=dims(4, rank, cp=2))[0] for rank in range(4)]
-    assert indices(parts[0]) == indices(parts[1]) != indices(parts[2]) == indices(parts[3])
-
-
-def test_data_parallel_ranks_may_share_their_samples() -> None:
+def test_ranks_of_context_parallel_groups_and_those_that_are_told_to_share_their_samples() -> None:
     loader, (whole, end) = ResumableLoader(Numbers(), batch_size=2), take(ResumableLoader(Numbers(), batch_size=2), 6)
     parts = [take(loader, 3, of=dims(8, rank, cp=2).sharing_samples(2)) for rank in range(8)]
     found = [indices(part) for part, _ in parts]
