@@ -224,23 +224,19 @@ class Family:
     @property
     def net_arguments(self) -> dict[str, Any]:
         """Arguments of the network that show in its shapes, without those for actions."""
-        if self.is_wan:
-            return dict(
-                in_channels=self.input_channels,
-                model_channels=self.width,
-                num_blocks=self.num_blocks,
-                num_heads=self.width // self.head_dim,
-                ffn_channels=self.mlp_width,
-                crossattn_emb_channels=self.text_width,
-                image_channels=self.image_width,
-            )
-        return dict(
-            in_channels=self.input_channels - {"Text2Image": 1, "multiview": 9}.get(self.kind, 2),
+        common: dict[str, Any] = dict(
             model_channels=self.width,
             num_blocks=self.num_blocks,
             num_heads=self.width // self.head_dim,
-            mlp_ratio=self.mlp_width / self.width,
             crossattn_emb_channels=self.text_width,
+        )
+        if self.is_wan:
+            sizes = dict(ffn_channels=self.mlp_width, image_channels=self.image_width)
+            return dict(in_channels=self.input_channels, **common, **sizes)
+        return dict(
+            in_channels=self.input_channels - {"Text2Image": 1, "multiview": 9}.get(self.kind, 2),
+            **common,
+            mlp_ratio=self.mlp_width / self.width,
             crossattn_proj_in_channels=self.text_projection_from,
             use_adaln_lora=self.adaln_rank is not None,
             adaln_lora_dim=self.adaln_rank,

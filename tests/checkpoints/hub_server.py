@@ -53,13 +53,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *args: object) -> None:
             pass
 
-        def do_HEAD(self) -> None:
-            self._answer()
-
         def do_GET(self) -> None:
-            self._answer()
-
-        def _answer(self) -> None:
             words = [unquote(word) for word in urlsplit(self.path).path.strip("/").split("/")]
             if words[0] == "datasets":
                 words = words[1:]
@@ -69,6 +63,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self._send_file("/".join(words[:2]), words[3], "/".join(words[4:]))
             else:
                 self._send(404, {})
+
+        do_HEAD = do_GET
 
         def _describe(self, name: str, rest: list[str]) -> None:
             files = hub.repositories.get(name)

@@ -78,11 +78,6 @@ def _dcp_folder(folder: Path, net: Any) -> str:
     return str(folder / "iter_000000100" / "model")
 
 
-def _safetensors(folder: Path, net: Any) -> str:
-    safetensors.torch.save_file(parameters_of(net), folder / "net.safetensors")
-    return str(folder / "net.safetensors")
-
-
 def _transformer_folder(folder: Path, net: Any) -> str:
     folder = folder / "transformer"
     folder.mkdir(parents=True)
@@ -100,8 +95,7 @@ def _pipeline_folder(folder: Path, net: Any) -> str:
 
 
 FORMS: list[Callable[[Path, Any], str]] = [
-    _released, _bare, _wrapped, _training_file, _run_folder, _dcp_folder, _safetensors, _transformer_folder,
-    _pipeline_folder,
+    _released, _bare, _wrapped, _training_file, _run_folder, _dcp_folder, _transformer_folder, _pipeline_folder,
 ]  # fmt: skip
 
 
