@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
-_BRIEF = "[%(asctime)s|%(levelname)s] %(message)s"
-_FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
+_FORMAT = "[%(asctime)s|%(levelname)s%(location)s] %(message)s"
 _ROTATE_BYTES = 100 * 2**20
 _EARLY = 100  # records before the run folder is known
 _DRAWN_S = 2.0  # much longer than any progress bar takes to be drawn
@@ -33,16 +32,14 @@ class _Formatter(logging.Formatter):
     """The line of this model family. On a terminal an info line goes without its place in the code."""
 
     def __init__(self, rank: int, with_place: bool) -> None:
-        self._prefix = "" if rank == 0 else f"[RANK{rank}] "
         self._with_place = with_place
-        super().__init__(self._prefix + _FORMAT, datefmt="%m-%d %H:%M:%S")
-        self._brief = logging.Formatter(self._prefix + _BRIEF, datefmt="%m-%d %H:%M:%S")
+        super().__init__(("" if rank == 0 else f"[RANK{rank}] ") + _FORMAT, datefmt="%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        if record.levelno == logging.INFO and not self._with_place:
-            return self._brief.format(record)
-        path = os.path.relpath(record.pathname) if record.pathname.startswith(os.getcwd()) else record.filename
-        record.location = f"{path}:{record.lineno}:{record.funcName}"
+        record.location = ""
+        if record.levelno != logging.INFO or self._with_place:
+            path = os.path.relpath(record.pathname) if record.pathname.startswith(os.getcwd()) else record.filename
+            record.location = f"|{path}:{record.lineno}:{record.funcName}"
         return super().format(record)
 
 
