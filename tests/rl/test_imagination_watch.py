@@ -32,7 +32,7 @@ from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError
 from tests.rl.test_imagination_check import RingReward
 from tests.rl.test_vla_experience import Imagining
-from tests.rl.vla_runs import NAME, RL, batch, starts
+from tests.rl.vla_runs import NAME, RL, batch, collected, starts
 from tests.training import difference, run_dir, saved, train
 
 # --- what a look finds decides
@@ -189,21 +189,11 @@ def test_corrected_rates_stand_beside_imagined_ones_and_in_the_log() -> None:
 
 
 def episodes(rewards: list[list[float]], disagrees: list[list[bool]]) -> Trajectories:
-    """Decisions of two actions; rows are episodes."""
-    reward = torch.tensor(rewards).T[..., None] * torch.tensor([0.0, 1.0])
-    executed = torch.ones_like(reward, dtype=torch.bool)
-    count = len(rewards)
-    ends = torch.zeros(count, dtype=torch.bool)
-    return Trajectories(
-        record={},
-        actions_M_E_A_D=torch.zeros(*reward.shape, 1),
-        reward_M_E_A=reward,
-        executed_M_E_A=executed,
-        success_E=ends,
-        finish_step_E=torch.full((count,), 4),
-        is_valid_E=~ends,
-        disagrees_M_E=torch.tensor(disagrees).T,
-    )
+    """Two decisions of each episode, of which the last action is paid; rows are episodes."""
+    played = collected()[1].rows(torch.arange(len(rewards)))
+    reward_M_E_A = torch.zeros_like(played.reward_M_E_A)
+    reward_M_E_A[..., -1] = torch.tensor(rewards).T
+    return replace(played, reward_M_E_A=reward_M_E_A, disagrees_M_E=torch.tensor(disagrees).T)
 
 
 def test_decisions_on_which_noises_disagree_count_in_no_return_and_no_advantage() -> None:

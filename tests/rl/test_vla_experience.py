@@ -391,7 +391,7 @@ def test_an_experience_is_open_from_its_rollout_to_its_last_update() -> None:
     assert seen == [False, False, (False, 0), False, (True, 1), False, False, (False, 1), False, (True, 2)]
 
 
-def refined(counts: torch.Tensor, stop_after: int) -> tuple[list[Any], torch.Tensor]:
+def refined(counts: torch.Tensor, stop_after: int, rank: int = 0, ranks: int = 1) -> tuple[list[Any], torch.Tensor]:
     """Plays and draws of a run of four experiences with a refinement before every other, up to its stop."""
     found: list[Any] = []
     config = RefinementConfig(every=2, steps=3, newest=2, earlier=1, old=1)
@@ -403,7 +403,7 @@ def refined(counts: torch.Tensor, stop_after: int) -> tuple[list[Any], torch.Ten
         add=lambda episodes, seed, phase: found.append(("episodes", phase)),
     )
     ours: Any = mock.MagicMock(refinement=refinement, progress_counts=counts.clone(), true_env=ToyEnv(num_envs=1))
-    ours.world_model.train_batches, ours._dims = lambda batches: batches, SimpleNamespace(dp_rank=0, dp_size=1)
+    ours.world_model.train_batches, ours._dims = lambda batches: batches, SimpleNamespace(dp_rank=rank, dp_size=ranks)
     while len(found) < stop_after:
         for one in VLAGRPOModel.between_experiences(ours):
             found.append(one)
@@ -434,6 +434,13 @@ def test_a_refinement_that_stopped_after_any_step_goes_on_as_if_it_had_not() -> 
         before, counts = refined(nothing, stop)
         after, _ = refined(counts, 14 - len(before))
         assert [*before, *after] == whole
+
+
+def test_no_two_batches_of_a_refinement_share_a_place_in_its_draws() -> None:
+    """Of two ranks, each of which has seven batches of four windows in three phases."""
+    of_ranks = [refined(torch.zeros(2, dtype=torch.int64), 14, rank, 2)[0] for rank in range(2)]
+    places = [one[1] for found in of_ranks for one in found if one[0] == "batch"]
+    assert sorted(places) == list(range(0, 2 * 7 * 4, 4))
 
 
 def test_ranks_share_the_true_episodes_of_a_phase_and_no_two_phases_have_the_same() -> None:

@@ -510,19 +510,6 @@ def test_no_two_ranks_or_phases_choose_their_windows_by_the_same_draws() -> None
     assert len(set(seeds)) == len(seeds) == 4
 
 
-def test_no_two_batches_of_a_refinement_share_a_place_in_its_draws() -> None:
-    config, places = RefinementConfig(every=2, steps=2, newest=2, earlier=1, old=1), []
-    refinement: Any = mock.Mock(config=config, batch=lambda seed, first: places.append(first))
-    refinement.due_phase, refinement.true_starts = partial(Refinement.due_phase, refinement), lambda *_: []
-    ours: Any = mock.MagicMock(refinement=refinement, true_env=ToyEnv(num_envs=1))
-    ours.world_model.train_batches = lambda batches: batches
-    for experiences in range(5):  # a refinement is due before every other
-        for rank in range(2):
-            ours.progress_counts, ours._dims = torch.tensor([experiences, 0]), SimpleNamespace(dp_rank=rank, dp_size=2)
-            assert len([*VLAGRPOModel.between_experiences(ours)]) == (0 if experiences % 2 else 2)
-    assert sorted(places) == list(range(0, 3 * 2 * 2 * 4, 4))
-
-
 def test_a_held_world_model_is_imagined_with_the_tokenizer_of_its_training_alone(tmp_path: Path) -> None:
     tensors = load_file(SHIPPED)
     save_file({name: value + 0.01 for name, value in tensors.items()}, tmp_path / "own.safetensors")
