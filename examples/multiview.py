@@ -27,12 +27,8 @@ log = logging.getLogger(__name__)
 
 def add_flags(add: Callable[..., Any]) -> None:
     add("--n_views", type=at_least(1), metavar="N", help="cameras (default: those of the run; else 1)")
-    add(
-        "--given_view",
-        type=at_least(0),
-        metavar="N",
-        help="all frames of this view are given, counted from 0: for weights that were trained with ref_cam or any_cam",
-    )
+    given = "all frames of this view are given, counted from 0: for weights that were trained with ref_cam or any_cam"
+    add("--given_view", type=at_least(0), metavar="N", help=given)
 
 
 def settle(args: argparse.Namespace) -> None:

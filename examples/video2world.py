@@ -74,36 +74,22 @@ def _parser(program: Program) -> Parser:
     add_flags(parser.add_argument_group("model").add_argument, VideoModel, **program.model_flags)
     request = parser.add_argument_group("request").add_argument
     inputs = f"a picture, or an mp4 whose last frames are continued (default {DEFAULT_INPUT}; tiny: {TINY_INPUT})"
+    negative = "what guidance leads away from (default: a description of poor video; tiny: no text)"
     add_flags(
         request,
         VideoRequest,
         input_path={"default": None, "help": inputs},
-        negative_prompt={
-            "default": None,
-            "help": "what guidance leads away from (default: a description of poor video; tiny: no text)",
-        },
+        negative_prompt={"default": None, "help": negative},
         num_conditional_frames={"default": None},
     )
-    request(
-        "--inference_type",
-        choices=list(INFERENCE_TYPES),
-        default=None,
-        help="the same by its name at Predict2.5: from the prompt alone (0), a picture (1), or a clip (5)",
-    )
-    request("--num_conditional_frmaes", type=int, choices=[1, 5], default=None, help=argparse.SUPPRESS)
-    request(
-        "--batch_input_json",
-        default=None,
-        metavar="FILE",
-        help="a list of {input_video, prompt, output_video}; outputs that exist are skipped",
-    )
+    named = "the same by its name at Predict2.5: from the prompt alone (0), a picture (1), or a clip (5)"
+    request("--inference_type", choices=list(INFERENCE_TYPES), help=named)
+    request("--num_conditional_frmaes", type=int, choices=[1, 5], help=argparse.SUPPRESS)
+    batch = "a list of {input_video, prompt, output_video}; outputs that exist are skipped"
+    request("--batch_input_json", metavar="FILE", help=batch)
     request("--overwrite", action="store_true", help="with --batch_input_json: make outputs again that exist")
-    request(
-        "--prompt_embeddings",
-        default=None,
-        metavar="FILE",
-        help="embeddings written by scripts.encode_prompts, in place of the text encoder",
-    )
+    embeddings = "embeddings written by scripts.encode_prompts, in place of the text encoder"
+    request("--prompt_embeddings", metavar="FILE", help=embeddings)
     add_flags(request, Settings)
     guidance = {"default": None, "help": "x = cond + guidance (cond - uncond); 0: none (default 7; tiny: 0)"}
     sampling = parser.add_argument_group("sampling").add_argument

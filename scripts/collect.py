@@ -37,11 +37,8 @@ examples:
 
 parser = command_line.parser("scripts.collect", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add(
-    "--suite",
-    required=True,
-    help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, MODULE:CLASS, wfm://",
-)
+of_suite = "toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, MODULE:CLASS, wfm://"
+add("--suite", required=True, help=of_suite)
 add("--policy", required=True, metavar="PATH", help="a policy, a run that trained one, or MODULE:CLASS")
 add("--episodes", required=True, type=count, metavar="N", help="starts, each played once")
 add("--out", required=True, type=command_line.local_output, metavar="DIR", help="the data set")

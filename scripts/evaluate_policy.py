@@ -39,18 +39,11 @@ examples:
 
 parser = command_line.parser("scripts.evaluate_policy", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add(
-    "--policy",
-    required=True,
-    metavar="PATH",
-    help="a file or folder, a run, MODULE:CLASS, or a server: openpi://HOST:PORT, gr00t://",
-)
+of_policy = "a file or folder, a run, MODULE:CLASS, or a server: openpi://HOST:PORT, gr00t://"
+add("--policy", required=True, metavar="PATH", help=of_policy)
 add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
-add(
-    "--suite",
-    default="toy",
-    help="toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, MODULE:CLASS, wfm://",
-)
+of_suite = "toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, MODULE:CLASS, wfm://"
+add("--suite", default="toy", help=of_suite)
 add("--tasks", nargs="+", default=[], metavar="TASK", help="of LIBERO also numbers (default: all; of yours the first)")
 add("--setting", default=None, help="difficulty of the toy world (default: default)")
 add("--split", default=None, help="starts of the toy world: val, or those of training, train (default: val)")

@@ -66,22 +66,14 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.older = {"--dry_run": "--dryrun"}
-    made.add_argument(
-        "--config",
-        metavar="PATH",
-        default=DEFAULT_CONFIG,
-        help="a Python file with make_config(), or the config.yaml of an earlier run (default: %(default)s)",
-    )
+    config = "a Python file with make_config(), or the config.yaml of an earlier run (default: %(default)s)"
+    made.add_argument("--config", metavar="PATH", default=DEFAULT_CONFIG, help=config)
     action = made.add_mutually_exclusive_group()
     action.add_argument("--list", action="store_true", help="print the names of all experiments, one per line")
-    made.add_argument(
-        "--long", action="store_true", help="with --list: a line on each, with its model, data and length"
-    )
-    action.add_argument(
-        "--dryrun",
-        action="store_true",
-        help="print the composed configuration, write it to the run folder as config.yaml, build nothing",
-    )
+    long = "with --list: a line on each, with its model, data and length"
+    made.add_argument("--long", action="store_true", help=long)
+    dryrun = "print the composed configuration, write it to the run folder as config.yaml, build nothing"
+    action.add_argument("--dryrun", action="store_true", help=dryrun)
     made.add_argument("--debug", action="store_true", help="show the traceback of an error, not its message alone")
     return made
 
