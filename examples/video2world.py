@@ -127,11 +127,12 @@ def parse(arguments: Sequence[str] | None = None, program: Program = VIDEO2WORLD
 
 
 def run(args: argparse.Namespace, program: Program) -> int:
-    from cosmos_predict2.pipelines.video2world import agreed, follow, lead
+    from cosmos_predict2.pipelines.video2world import follow, lead
+    from imaginaire import distributed
 
     if (code := program.settle(args)) is not None:
         return code
-    prepared = agreed(lambda: prepare(args, program))
+    prepared = distributed.agreed(lambda: prepare(args, program), ConfigError)
     if prepared.make_videos is None:
         follow(lambda: prepared.make_pipeline().world)
         return 0

@@ -152,17 +152,8 @@ def clips_of_step(batch: Mapping[str, Any], model: Any, count: int) -> list[Fixe
 
 def _on_all_ranks(find: Callable[[], list[FixedClip]]) -> list[FixedClip]:
     """This rank's clips, of one context-parallel rank alone. Where a rank fails all raise: none waits for it."""
-    found: list[FixedClip] = []
-    failure: Exception | None = None
-    try:
-        found = find() if current_dims().cp_rank == 0 else []
-    except Exception as error:
-        failure = error
-    reasons = distributed.all_gather_object(None if failure is None else f"{type(failure).__name__}: {failure}")
-    for rank, reason in enumerate(reasons):
-        if reason is not None:
-            raise failure or DataError(f"Rank {rank} cannot read the clips that samples are drawn of: {reason}")
-    return found
+    work = find if current_dims().cp_rank == 0 else list[FixedClip]
+    return distributed.agreed(work, DataError, "The clips that samples are drawn of cannot be read, ")
 
 
 def _read(loader: Any, model: Any, count: int) -> list[FixedClip]:

@@ -387,21 +387,6 @@ def follow(make_world: Callable[[], WorldModel]) -> int:
     return count
 
 
-def agreed(prepare: Callable[[], Value]) -> Value:
-    """The result of ``prepare`` where it succeeds on all ranks; else its error on all of them."""
-    error: UserError | None = None
-    try:
-        value = prepare()
-    except UserError as found:
-        error = found
-    errors = distributed.all_gather_object(None if error is None else str(error))
-    if error is not None:
-        raise error
-    if failed := [i for i, text in enumerate(errors) if text is not None]:
-        raise ConfigError(f"rank {failed[0]}: {errors[failed[0]]}")
-    return value
-
-
 def check_num_gpus(num_gpus: int, num_heads: int, state_t: int) -> None:
     """Raise for a number of GPUs that the network's heads or the latent frames of a video cannot be divided by."""
     if num_heads % num_gpus or state_t % num_gpus:

@@ -169,6 +169,23 @@ def from_rank0(work: Callable[[], Result]) -> Result:
     return result
 
 
+def agreed(work: Callable[[], Result], kind: type[UserError], what: str = "") -> Result:
+    """The result of this rank's ``work`` where it succeeds on all ranks. Else its own error, or one of ``kind`` with
+    that of another rank, begun by ``what``: none waits for another."""
+    failure: Exception | None = None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    text = str(failure) if isinstance(failure, UserError) else f"{type(failure).__name__}: {failure}"
+    texts = all_gather_object(None if failure is None else text)
+    if failure is not None:
+        raise failure
+    if failed := [f"rank {of_rank}: {text}" for of_rank, text in enumerate(texts) if text is not None]:
+        raise kind(what + failed[0])
+    return result
+
+
 def all_gather_object(value: Any) -> list[Any]:
     """Every rank's value, in rank order."""
     if not is_initialized():

@@ -64,7 +64,7 @@ def _spread(folder: Path) -> dict[str, dict[str, Tensor]]:
         assert failed == (1 if distributed.is_rank0() else None)
     # what only rank 1 finds wrong is told to all, and nobody waits
     with pytest.raises(ConfigError, match="weights are missing here"):
-        video2world.agreed(_prepared_on_rank_0)
+        distributed.agreed(_prepared_on_rank_0, ConfigError)
     # an error before anything is sampled lets the followers go
     with pytest.raises(ConfigError, match="no such input") if distributed.is_rank0() else nullcontext():
         _lead_or_follow(_wrong_request, group, False)
