@@ -11,13 +11,13 @@ import numpy
 import torch
 from PIL import Image
 
+from cosmos_predict2.data.lerobot import writer
 from cosmos_predict2.data.lerobot.writer import DATA_PATH, VIDEO_PATH, Recording, Writer, write_lines, write_table
 from cosmos_predict2.data.video.media import write_video
 from tests.data.sources_lerobot import write_json
 
 Columns = dict[str, Any]
-_DTYPES = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
-COUNTERS = {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _DTYPES.items()}
+COUNTERS = {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in writer.COUNTERS.items()}
 FILE_V3 = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 DATA_PATH_V3, VIDEO_PATH_V3 = f"data/{FILE_V3}.parquet", f"videos/{{video_key}}/{FILE_V3}.mp4"
 

@@ -122,9 +122,7 @@ def test_programs_take_their_part_of_a_split(mixed: Path, tmp_path: Path) -> Non
     assert {int(name.split("_")[1]) for name in held_out.origins} == set(split.test)
     cloned = recorded_demonstrations(mixed, split_file=file)
     assert [int(rows[0, 0]) for rows in cloned.actions] == list(split.successes("train"))
-    assert make_reset_states.run(
-        make_reset_states.parser.parse_args(["--dataset", str(mixed), "--split", file, "--out", str(out)])
-    ) == 0  # fmt: skip
+    assert call(make_reset_states, "--dataset", mixed, "--split", file, "--out", out) == 0
     starts = RecordedStarts(str(out), by_task=False)
     assert starts.split == split.digest
     assert tuple(starts.numbers("train")) == split.train
@@ -132,9 +130,7 @@ def test_programs_take_their_part_of_a_split(mixed: Path, tmp_path: Path) -> Non
     for part, numbers in (("held_out", split.held_out), ("test", split.test)):
         alone = RecordedStarts(str(out), part=part)
         assert {int(name.split("_")[1]) for name in alone.names.values()} == set(numbers)
-    make_reset_states.run(
-        make_reset_states.parser.parse_args(["--dataset", str(mixed), "--out", str(tmp_path / "whole")])
-    )
+    assert call(make_reset_states, "--dataset", mixed, "--out", tmp_path / "whole") == 0
     with pytest.raises(DataError, match="no starts of the part 'test'"):
         RecordedStarts(str(tmp_path / "whole"), part="test")
 

@@ -27,7 +27,7 @@ CHUNK = 1000  # episodes in a folder
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 _NUMBERS = ("bool", "int32", "int64", "float32", "float64")
-COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
+COUNTERS = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _features(recording: Recording, fps: float) -> dict[str, dict[str, Any]]:
                 "has_audio": False,
             },
         }
-    for name, dtype in {**COUNTERS, "task_index": "int64"}.items():
+    for name, dtype in COUNTERS.items():
         features[name] = {"dtype": dtype, "shape": [1], "names": None}
     return features
 

@@ -281,12 +281,10 @@ def index_shards(shards: Sequence[str], folder: Path) -> list[ShardSample]:
 def _indexed(shard: str, folder: Path) -> list[ShardSample]:
     version = storage.version(shard)
     place = folder / f"{hashlib.sha256(f'{shard} {version}'.encode()).hexdigest()[:32]}.json"
-    if (known := _read_index(place)) is not None:
-        return [ShardSample(shard, key, members) for key, members in known.items()]
-    found = read_members(shard)
-    log.info("%s: %d samples", shard, len(found))
-    content = json.dumps({"format": FORMAT, "shard": shard, "samples": found}).encode()
-    storage.write_bytes(place, content)
+    if (found := _read_index(place)) is None:
+        found = read_members(shard)
+        log.info("%s: %d samples", shard, len(found))
+        storage.write_text(place, json.dumps({"format": FORMAT, "shard": shard, "samples": found}))
     return [ShardSample(shard, key, members) for key, members in found.items()]
 
 

@@ -57,7 +57,7 @@ class _Episode:
 
 def require_columns(names: Collection[str], observation: Observation, camera: str, where: str) -> None:
     """Refuse recordings whose columns or cameras episodes that are played in an environment do not have."""
-    shown = {"action", SUCCESS_COLUMN, "task_index", *COUNTERS, *_cameras(camera, 1 + observation[_WRISTS].shape[1])}
+    shown = {"action", SUCCESS_COLUMN, *COUNTERS, *_cameras(camera, 1 + observation[_WRISTS].shape[1])}
     if observation[_STATE].shape[1:].numel():
         shown.add(_STATE_COLUMN)
     if absent := [name for name in names if name not in shown]:
