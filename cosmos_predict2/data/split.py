@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from cosmos_predict2.data.lerobot.info import Part, held_out
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.lerobot.writer import write_json
-from imaginaire import foreign_json
+from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.random import derive_seed
 
@@ -189,7 +188,7 @@ def require_usable(source: LeRobotSource, camera: str | None = None, action_keys
 
 
 def write_split(path: Path | str, split: Split) -> None:
-    write_json(Path(path), {"format": _FORMAT, "digest": split.digest, **asdict(split)})
+    storage.write_json(path, {"format": _FORMAT, "digest": split.digest, **asdict(split)}, indent=4)
 
 
 def read_split(path: Path | str) -> Split:

@@ -128,7 +128,7 @@ class Writer:
         write_lines(meta / "episodes_stats.jsonl", self._statistics)
         write_lines(meta / "tasks.jsonl", [{"task_index": k, "task": task} for task, k in self._tasks.items()])
         if modality is not None:
-            write_json(meta / "modality.json", modality)
+            storage.write_json(meta / "modality.json", modality, indent=4)
         info = {
             "codebase_version": VERSION,
             "robot_type": self.robot or None,
@@ -144,7 +144,7 @@ class Writer:
             "video_path": VIDEO_PATH if cameras else None,
             "features": self._features,
         }
-        write_json(meta / "info.json", info)
+        storage.write_json(meta / "info.json", info, indent=4)
 
     def _counters(self, number: int, length: int, task: int) -> dict[str, NDArray[Any]]:
         frames = numpy.arange(length)
@@ -180,10 +180,6 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     buffer = pyarrow.BufferOutputStream()
     parquet.write_table(pyarrow.table(arrays), buffer)
     storage.write_bytes(path, buffer.getvalue())
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    storage.write_text(path, json.dumps(content, indent=4) + "\n")
 
 
 def write_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:

@@ -18,14 +18,13 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from cosmos_predict2.data.lerobot.writer import write_json
 from cosmos_predict2.data.views import split
 from cosmos_predict2.rl.policies import files, network
 from cosmos_predict2.rl.policies.cloning import Beginning, CloneWindows, begin
 from cosmos_predict2.rl.policies.files import RESULT
 from cosmos_predict2.rl.policies.null import Constant, by_errors, decision_errors
 from cosmos_predict2.world_model.config import PRECISIONS, EMAConfig
-from imaginaire import distributed, random
+from imaginaire import distributed, random, storage
 from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
 from imaginaire.config.nodes import as_config
@@ -232,7 +231,7 @@ class KeepBestPolicy(Callback):
             self.best = {**now, "verdict": asdict(verdict)}
             self._write(model)
         if distributed.is_rank0():
-            write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration))
+            storage.write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration), indent=4)
 
     def on_train_end(self, model: Any, iteration: int = 0) -> None:
         if not self.best:
@@ -240,7 +239,7 @@ class KeepBestPolicy(Callback):
             self._write(model)
         folder = Path(self.trainer.run_dir) / RESULT
         if distributed.is_rank0():
-            write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration))
+            storage.write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration), indent=4)
             verdict = self.best.get("verdict", {"text": "Nothing was held out:", "next_step": "the last weights."})
             log.info("policy of iteration %d: %s", self.best["iteration"], folder)
             log.info("%s %s", verdict["text"], verdict["next_step"])
