@@ -207,15 +207,6 @@ def positions(head_dim: int = 24, **options: object) -> RotaryPositions:
     return RotaryPositions(head_dim, **{"max_size": (8, 16, 16), "ratios": (1.0, 3.0, 3.0), **options})  # type: ignore[arg-type]
 
 
-def test_frame_rate_stretches_time_alone() -> None:
-    modulated = positions(enable_fps_modulation=True)
-    t, h, w = modulated.axis_angles(SIZE, torch.tensor([12]))
-    plain_t, plain_h, plain_w = positions().axis_angles(SIZE, torch.tensor([12]))
-    assert_close(t, 2 * plain_t)
-    assert torch.equal(h, plain_h) and torch.equal(w, plain_w)
-    assert_close(modulated(SIZE, torch.tensor([24.0])), positions()(SIZE))
-
-
 def test_rotation_is_the_formula() -> None:
     torch.manual_seed(0)
     x, angles = torch.randn(2, 60, 3, 24), positions()(SIZE)
