@@ -101,7 +101,8 @@ def fitted(
         return targets, merge_lora_state(source, alpha, where=path), allow_missing
     if has_adapters and not any(".base_layer." in name for name in source):
         allow_missing += ("*.lora_A.*", "*.lora_B.*")
-        return targets, weights.renamed(source, _below_adapters(targets)), allow_missing
+        inside = {name.replace(".base_layer.", "."): name for name in targets}
+        return targets, weights.renamed(source, lambda name: inside.get(name, name)), allow_missing
     if has_adapters:
         require_alpha(read_card(path), lora.lora_spec(net))
     return targets, source, allow_missing
@@ -117,17 +118,6 @@ def _require_whole_embedders(targets: Mapping[str, Tensor], source: Mapping[str,
             f"{path} has {len(wanted) - len(absent)} of the {len(wanted)} tensors of the network's action embedders,"
             f" and lacks {listed(absent, 4)}: it is damaged, or of another network."
         )
-
-
-def _below_adapters(targets: Mapping[str, Tensor]) -> Any:
-    """Plain names to those of a network whose Linears lie inside adapters."""
-
-    def rename(name: str) -> str:
-        layer, _, last = name.rpartition(".")
-        inside = f"{layer}.base_layer.{last}"
-        return inside if inside in targets else name
-
-    return rename
 
 
 # The card of weights, compared with what is wanted --------------------------------------------------------------------

@@ -74,16 +74,6 @@ class LoraLinear(nn.Module):
         return (y + update).to(y.dtype)
 
     @torch.no_grad()
-    def init_adapter(self, generator: torch.Generator, zero_b: bool) -> None:
-        """A uniform as in nn.Linear; B zero, which leaves the layer's output as it was, or drawn like A."""
-        a, b = self.factors
-        for factor in (a,) if zero_b else (a, b):
-            drawn = torch.empty(factor.shape, dtype=torch.float32)  # on the CPU: one start for all devices
-            copy_shard(factor, nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator))
-        if zero_b:
-            nn.init.zeros_(b)
-
-    @torch.no_grad()
     def merged(self) -> nn.Linear:
         """The base layer with W + alpha / rank * B A, summed in float32 and kept in W's dtype."""
         weight = self.base_layer.weight
@@ -122,13 +112,20 @@ def inject(module: nn.Module, rank: int, alpha: float, target_modules: Sequence[
     return module
 
 
+@torch.no_grad()
 def init_adapters(module: nn.Module, seed: int, init: bool = True) -> None:
     """Begin every adapter as `inject` does, by ``seed`` and the layer's name; sharded ones begin alike.
 
-    Without ``init`` B is drawn as well, so the output changes.
+    A is uniform as in nn.Linear, and B zero, which leaves the output as it was; without ``init`` B is drawn like A.
     """
     for name, adapter in adapters(module).items():
-        adapter.init_adapter(random.generator(seed, 0, f"lora/{name}"), zero_b=init)
+        generator = random.generator(seed, 0, f"lora/{name}")
+        a, b = adapter.factors
+        for factor in (a,) if init else (a, b):
+            drawn = torch.empty(factor.shape, dtype=torch.float32)  # on the CPU: one start for all devices
+            copy_shard(factor, nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator))
+        if init:
+            nn.init.zeros_(b)
 
 
 def merge(module: nn.Module) -> nn.Module:
