@@ -29,11 +29,8 @@ def test_one_valid_episode_of_each_group_with_spread_is_chosen() -> None:
     many = torch.stack([chosen("random", rewards, valid, generators(3, seed)) for seed in range(0, 1200, 3)])
     assert (many.sum(dim=2) == torch.tensor([1.0, 0.0, 1.0])).all(), "as many as of the best"
     shares = many.mean(dim=0)
-    assert (
-        shares[2, 1] == 0
-        and (shares[0] - 0.25).abs().max() < 0.07
-        and (shares[2, [0, 2, 3]] - 1 / 3).abs().max() < 0.07
-    )
+    assert shares[2, 1] == 0 and (shares[0] - 0.25).abs().max() < 0.07
+    assert (shares[2, [0, 2, 3]] - 1 / 3).abs().max() < 0.07
 
 
 def gradient(one: VLAGRPOModel, loss: Tensor) -> Tensor:

@@ -110,9 +110,7 @@ class Demonstrations:
             found += [(i, k) for k in (range(last + 1) if starts is None else starts) if 0 <= k <= last]
         if not found:
             lengths = sorted({len(of_episode) for of_episode in self.actions})
-            raise DataError(
-                f"{self.source}: {len(self.actions)} demonstrations of {lengths} actions hold no window of {chunk}."
-            )
+            raise DataError(f"{self.source}: demonstrations of {lengths} actions hold no window of {chunk}.")
         return found
 
     def windows(self, chunk: int, starts: Sequence[int] | None = None) -> "CloneWindows":
@@ -253,9 +251,7 @@ def recorded_demonstrations(
     for episode, of_episode in zip(episodes, actions, strict=True):
         if not numpy.isfinite(of_episode).all():
             row = int(numpy.flatnonzero(~numpy.isfinite(of_episode).all(axis=1))[0])
-            raise DataError(
-                f"{episode.path} ({episode.name}): action {row} is not finite: mend the recording or leave it out."
-            )
+            raise DataError(f"{episode.path} ({episode.name}): action {row} is not finite: mend or drop the recording.")
     return Demonstrations(
         actions,
         [episode.task for episode in episodes],

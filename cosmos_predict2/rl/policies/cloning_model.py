@@ -204,9 +204,7 @@ class KeepBestPolicy(Callback):
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         if "://" in self.trainer.run_dir:
-            raise ConfigError(
-                f"{self.trainer.run_dir}: a clone's policy is a local folder: set IMAGINAIRE_OUTPUT_ROOT."
-            )
+            raise ConfigError(f"{self.trainer.run_dir}: a clone is a local folder: set IMAGINAIRE_OUTPUT_ROOT.")
 
     def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
         self._losses, self._rows = [], []

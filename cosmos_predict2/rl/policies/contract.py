@@ -231,9 +231,7 @@ def check_velocities(case: _Case) -> None:
     require(torch.equal(again.noise_B_L_K_N, whole.noise_B_L_K_N), "the same generators gave other noise")
     require(torch.equal(last.noise_B_L_K_N, whole.noise_B_L_K_N[-1:]), "a row alone has other noise than among others")
     case.require_close("velocities of a row alone and among others", last.velocity_B_L_K_N, whole.velocity_B_L_K_N[-1:])
-    case.require_close(
-        "velocities in evaluation and in training mode", training.velocity_B_L_K_N, whole.velocity_B_L_K_N
-    )
+    case.require_close("velocities in evaluation and training mode", training.velocity_B_L_K_N, whole.velocity_B_L_K_N)
     _require_gradients(case, "velocities", lambda: found(every, is_training=True).velocity_B_L_K_N)
 
 

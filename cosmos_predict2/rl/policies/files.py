@@ -131,9 +131,7 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
         found = null_policy(address, **(options or {}))
         return found.eval(), PolicyCard(name_of(type(found)), {"address": address})
     if is_remote(address):
-        raise ConfigError(
-            f"{address}: a server's policy is played (evaluate_policy, collect), its weights are not here."
-        )
+        raise ConfigError(f"{address}: its policy is played (evaluate_policy, collect), its weights are not here.")
     address = latest(result_of(address))  # once: a run may save another checkpoint meanwhile
     card = _card(address)
     if (cls := recorded(card.policy, "policy")) is None:
@@ -210,9 +208,7 @@ def _public_card(address: str) -> PolicyCard | None:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{address}: its {PUBLIC_CONFIG} or {CARD} cannot be read: {error}") from error
     if kind not in PUBLIC:
-        raise CheckpointError(
-            f"{address} holds a model of type '{kind}', which is no policy known here.{near(kind, PUBLIC)}"
-        )
+        raise CheckpointError(f"{address} holds a model of type '{kind}', no policy known here.{near(kind, PUBLIC)}")
     return PolicyCard(PUBLIC[kind], arguments, recorded.get("about", {}), is_public=True)
 
 

@@ -128,9 +128,7 @@ def trained_adapter(policy: Any, source: str, arguments: Mapping[str, Any], alph
         )
     base = str(arguments.get("path", ""))
     if below := arguments.get("lora_path"):
-        log.warning(
-            "%s was trained on %s with the adapters of %s added: it is of use on both alone", source, base, below
-        )
+        log.warning("%s was trained on %s with the adapters of %s added: it works on both alone", source, base, below)
     layers, factors = lora.adapters(network), lora.adapter_state(network)
     names = {name: (f"{name}.lora_A.default.weight", f"{name}.lora_B.default.weight") for name in layers}
     return Adapter(

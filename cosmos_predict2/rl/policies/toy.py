@@ -54,9 +54,7 @@ class ToyPolicy(nn.Module, PolicyDefaults):
                 " finds by their colours. Give --policy openvla_oft or pi05."
             )
         if num_knots < 1 or chunk % num_knots:
-            raise ConfigError(
-                f"policy.chunk={chunk} is no multiple of policy.num_knots={num_knots}: choose one that is."
-            )
+            raise ConfigError(f"policy.chunk={chunk} is no multiple of policy.num_knots={num_knots}: choose another.")
         if noise <= 0:
             raise ConfigError(f"policy.noise={noise} must be above 0: it is the standard deviation of what is drawn.")
         self.action_dim, self.chunk, self.num_knots, self.noise = action_dim, chunk, num_knots, noise

@@ -77,9 +77,7 @@ def parse(body: bytes | bytearray) -> RewardRequest:
     context = _context(file, meta, len(prompts))
     if left := file.read():
         raise DataError(f"{len(left)} bytes follow the last array: a body ends with it.")
-    return RewardRequest(
-        media, prompts, _fps(meta, len(prompts)), _rewards(meta), array, context, _request_id(meta)
-    )  # fmt: skip
+    return RewardRequest(media, prompts, _fps(meta, len(prompts)), _rewards(meta), array, context, _request_id(meta))
 
 
 def _meta(file: io.BytesIO) -> dict[str, Any]:

@@ -138,10 +138,8 @@ def test_a_policy_is_read_from_a_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "latest_checkpoint.txt").write_text("iter_000000005.pt\n")
     for address in (tmp_path, model / "iter_000000005.pt"):
         found, card = read_policy(str(address))
-        assert torch.equal(found.mlp[0].weight, policy.mlp[0].weight) and card.about == {
-            "run": str(tmp_path),
-            "execute": 6,
-        }
+        assert torch.equal(found.mlp[0].weight, policy.mlp[0].weight)
+        assert card.about == {"run": str(tmp_path), "execute": 6}
     averaged, _ = read_policy(str(tmp_path), "net_ema")
     assert torch.equal(averaged.mlp[0].weight, policy.mlp[0].weight + 1)
 

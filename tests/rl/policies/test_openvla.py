@@ -61,9 +61,7 @@ def test_training_computes_the_probabilities_that_were_drawn_with(
         torch.testing.assert_close(alone.log_prob_B_K_N[0], found.log_prob_B_K_N[i], rtol=0, atol=1e-5)
     greedy = policy.act(seen, mode="greedy", generators=[]).record["responses"]
     changed = {**record, "responses": (greedy + 100) % 256}
-    of_greedy, of_other = (
-        policy.log_prob({**one}).log_prob_B_K_N for one in ({**record, "responses": greedy}, changed)
-    )
+    of_greedy, of_other = (policy.log_prob(one).log_prob_B_K_N for one in ({**record, "responses": greedy}, changed))
     assert of_greedy.sum() > found.log_prob_B_K_N.sum() and of_greedy.sum() > of_other.sum()
     if variant == "oft":
         assert (of_greedy.sum(dim=(1, 2)) > of_other.sum(dim=(1, 2))).all()
@@ -215,9 +213,8 @@ def test_proprioception_beside_the_model_is_read(folder: Path, tmp_path: Path) -
     for file in tmp_path.glob("*.safetensors"):
         file.unlink()
     of_proprio = {name: value for name, value in tensors.items() if name.startswith("proprio_projector.")}
-    save_file(
-        {name: value for name, value in tensors.items() if name not in of_proprio}, tmp_path / "model.safetensors"
-    )
+    others = {name: value for name, value in tensors.items() if name not in of_proprio}
+    save_file(others, tmp_path / "model.safetensors")
     stored = {f"module.{name.partition('.')[2]}": value for name, value in of_proprio.items()}
     torch.save(stored, tmp_path / "proprio_projector--100_checkpoint.pt")
     first, second = OpenVLAPolicy(str(folder)), OpenVLAPolicy(str(tmp_path))

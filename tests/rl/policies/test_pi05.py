@@ -61,9 +61,8 @@ def test_probabilities_are_those_that_were_drawn_with(folder: Path, method: str,
 
 def test_an_action_that_is_held_is_the_mean_of_what_was_demonstrated(folder: Path) -> None:
     policy, seen = Pi05Policy(str(folder), hold=2), observation()
-    actions = torch.rand(
-        3, 2 * policy.config.action_horizon, policy.action_dim, generator=torch.Generator().manual_seed(0)
-    )
+    draws = torch.Generator().manual_seed(0)
+    actions = torch.rand(3, 2 * policy.config.action_horizon, policy.action_dim, generator=draws)
     means = actions.unflatten(1, (-1, 2)).mean(dim=2)
     found = policy.record_of(seen, actions)["actions"][..., : policy.action_dim]
     torch.testing.assert_close(policy.action_stats.restored(found), means, rtol=1e-4, atol=1e-4)

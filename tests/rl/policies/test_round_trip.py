@@ -160,9 +160,8 @@ def recordings(folder: Path, scale: float, last: float) -> Path:
     for _ in range(4):
         actions = draws.uniform(-1, 1, (13, DIM)).astype(numpy.float32) * [scale, scale, scale, last]
         video = torch.zeros(3, 13, 28, 28, dtype=torch.uint8)
-        writer.add(
-            Recording({"action": actions.astype(numpy.float32)}, {"observation.images.top": video}, "push the red disc")
-        )
+        columns = {"action": actions.astype(numpy.float32)}
+        writer.add(Recording(columns, {"observation.images.top": video}, "push the red disc"))
     writer.finish()
     return folder
 

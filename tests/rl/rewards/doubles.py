@@ -125,9 +125,8 @@ class Served:
             return False
 
     def enqueue(self, data: bytes, **headers: str) -> Answer:
-        return ask(
-            self.url("/api/reward/enqueue"), data, {"Content-Type": "application/octet-stream", **headers}, HANG_S
-        )
+        kind = {"Content-Type": "application/octet-stream", **headers}
+        return ask(self.url("/api/reward/enqueue"), data, kind, HANG_S)
 
     def pull(self, ticket: str, reward: str = "mean", wait: float | None = None, **headers: str) -> Answer:
         fields = {"uuid": ticket, "type": reward} | ({} if wait is None else {"wait": str(wait)})

@@ -61,9 +61,8 @@ def test_rewards_are_summed_by_their_weights_and_the_first_judge_says_what_is_do
         return {"part": torch.tensor([7.0, 7.0]), "value": torch.tensor([1.0, 2.0])}
 
     first, second = Judge(0.5, False), Judge(100.0, True)
-    whole = WeightedReward(
-        dict(of_clips=of_clips, first=first, second=second), dict(second=0.5, of_clips=10.0), fps=4.0
-    )
+    rewards, weights = dict(of_clips=of_clips, first=first, second=second), dict(second=0.5, of_clips=10.0)
+    whole = WeightedReward(rewards, weights, fps=4.0)
     frames = torch.arange(2 * 3 * 4 * 5 * 3).reshape(2, 3, 4, 5, 3).to(torch.uint8)
     found = whole.judge(frames, {"task_description": ["a", "b"], "goal": 1})
     assert found.value_E_F.tolist() == [[60.5] * 3, [70.5] * 3] and not found.success_E_F.any()

@@ -49,9 +49,8 @@ def test_every_picture_is_judged_by_itself_and_success_is_a_probability_of_at_le
     threshold = float(found.value_E_F.flatten().sort().values[7])
     at = ResnetReward(model=narrow(), threshold=threshold, rounded=True, device="cpu").judge(frames, {})
     assert int(at.success_E_F.sum()) == 8
-    assert torch.equal(at.success_E_F, found.value_E_F >= threshold) and torch.equal(
-        at.value_E_F.bool(), at.success_E_F
-    )
+    assert torch.equal(at.success_E_F, found.value_E_F >= threshold)
+    assert torch.equal(at.value_E_F.bool(), at.success_E_F)
 
 
 def test_pictures_are_judged_in_parts_by_a_model_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,9 +142,8 @@ def test_what_is_no_robometer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is no Robometer"):
             judge_of("robometer", tmp_path)
     text = {**config["vlm_config"]["text_config"], "vocab_size": 200}
-    (tmp_path / "config.json").write_text(
-        json.dumps({**config, "vlm_config": {**config["vlm_config"], "text_config": text}})
-    )
+    content = {**config, "vlm_config": {**config["vlm_config"], "text_config": text}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="268 tokens with Robometer's"):
         judge_of("robometer", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -158,8 +157,7 @@ def test_what_is_no_robometer_is_refused(tmp_path: Path) -> None:
 def test_topreward_s_weights_must_be_whole(tmp_path: Path) -> None:
     make_qwen3(tmp_path)
     tensors = {name: tensor.clone() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    save_file(
-        {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}, tmp_path / "model.safetensors"
-    )
+    kept = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save_file(kept, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
         judge_of("topreward", tmp_path)

@@ -61,9 +61,8 @@ def background(video: Frames, true: Frames, first: int) -> float:
 
 
 def smoothness(video: Frames, true: Frames, first: int) -> float:
-    return -numpy.mean(
-        [numpy.abs(video[:, k] - 2 * video[:, k - 1] + video[:, k - 2]) for k in range(max(2, first), 9)]
-    )
+    jumps = [numpy.abs(video[:, k] - 2 * video[:, k - 1] + video[:, k - 2]) for k in range(max(2, first), 9)]
+    return -numpy.mean(jumps)
 
 
 def motion(video: Frames, true: Frames, first: int) -> float:

@@ -115,11 +115,7 @@ def test_no_json_raises_anything_else(value: Any, name: str) -> None:
 def test_clips_and_context_come_back(dtype: torch.dtype) -> None:
     latents = torch.randn(2, 4, 2, 3, 4).to(dtype)
     clips = Clips(latents, None, ["a", "ü\n\ud83d"], 10.0)
-    context = {
-        "true_latents": latents + 1,
-        "num_conditional_frames": torch.tensor([1, 2]),
-        "actions": torch.ones(2, 3, 4),
-    }
+    context = dict(true_latents=latents + 1, num_conditional_frames=torch.tensor([1, 2]), actions=torch.ones(2, 3, 4))
     request = parsed(wire.encode(clips, {"x": 1.0}, media="latent", context=context, request_id="a/b-1"))
     assert request.prompts == clips.prompts
     assert request.fps == [10.0, 10.0]

@@ -53,9 +53,8 @@ def make_reason1(folder: Path) -> None:
         depth=2, hidden_size=32, num_heads=2, intermediate_size=48, out_hidden_size=32, fullatt_block_indexes=[1],
         window_size=56,
     )  # fmt: skip
-    config = Qwen2_5_VLConfig(
-        text_config=dict(TEXT, vocab_size=len(tokenizer)), vision_config=vision, **_ids(tokenizer)
-    )
+    text = dict(TEXT, vocab_size=len(tokenizer))
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **_ids(tokenizer))
     torch.manual_seed(0)
     Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
 
@@ -72,9 +71,8 @@ def make_video_align(folder: Path) -> Any:
     tokenizer = tokenizer_of_bytes(SPECIAL + REWARD_TOKENS)
     tokenizer.save_pretrained(checkpoint / "tokenizer")
     vision = dict(depth=2, embed_dim=32, num_heads=2, mlp_ratio=2, hidden_size=32)
-    config = Qwen2VLConfig(
-        text_config=dict(TEXT, vocab_size=len(tokenizer) + 5), vision_config=vision, **_ids(tokenizer)
-    )
+    text = dict(TEXT, vocab_size=len(tokenizer) + 5)
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, **_ids(tokenizer))
     config.save_pretrained(folder / "base")
     torch.manual_seed(0)
     network: Any = Qwen2VLForConditionalGeneration(config)

@@ -197,9 +197,8 @@ def test_a_lost_connection_costs_its_episodes(server: Any, make: Any, caplog: py
     env.chunk_step(actions(3))
     cut(server)
     observation, reward, terminated, truncated, info = env.chunk_step(actions(2), env_ids=[2, 0])
-    assert not any(
-        one.any() for one in (reward, terminated, truncated, info["valid"], info["active"], info["executed"])
-    )
+    zeros = (reward, terminated, truncated, info["valid"], info["active"], info["executed"])
+    assert not any(one.any() for one in zeros)
     assert info["frames"].shape == (2, 12, 48, 48, 3) and observation["task_description"] == ["", ""]
     assert f"{server.address} was lost" in caplog.text and "restarted" not in caplog.text
     with pytest.raises(ConfigError, match="reset them before get_state"):

@@ -74,9 +74,7 @@ def place_of(name: str) -> PublicTensor | None:
         return PublicTensor(f"{tower}.{_OF_EMBEDDINGS[inner]}")
     layer = _LAYER.fullmatch(inner)
     if layer is None:
-        raise CheckpointError(
-            f"This release of transformers calls a part of a vision tower {name}, which is not known."
-        )
+        raise CheckpointError(f"This release of transformers calls part of a vision tower {name}, which is not known.")
     block, rest = layer.groups()
     for pattern, public in _OF_BLOCKS:
         rest = re.sub(f"^(?:{pattern})", public, rest)

@@ -107,9 +107,7 @@ def _tower(config: Mapping[str, Any], name: str, timm: str, source: str) -> Towe
         for size in ("embed_dim", "depth", "num_heads", "patch"):
             whole(getattr(tower, size), f"{name}.{size}", source)
         if type(tower.mlp_ratio) not in (int, float) or not 0 < tower.mlp_ratio <= 64:
-            raise CheckpointError(
-                f"{source}/config.json: {name}.mlp_ratio is {tower.mlp_ratio!r}; expected is about 4."
-            )
+            raise CheckpointError(f"{source}/config.json: {name}.mlp_ratio is {tower.mlp_ratio!r}; expected: about 4.")
         whole(tower.reg_tokens, f"{name}.reg_tokens", source, least=0)
         return tower
     backbone = config.get("vision_backbone_id", "")

@@ -93,9 +93,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         self.folder = Folder(path)
         config = json_in(path, CONFIG)
         if not (kind := str(config.get("model_type", MODEL_TYPE))).startswith(MODEL_TYPE):
-            raise CheckpointError(
-                f"{path} holds a model of type '{kind}', not OpenVLA: give an OpenVLA folder, or another policy."
-            )
+            raise CheckpointError(f"{path} holds a model of type '{kind}', not OpenVLA: give an OpenVLA folder.")
         pretrained.refuse_absurd(config, f"{path}/{CONFIG}")
         sizes = OpenVLASizes.of(config, path)
         self.arguments: dict[str, Any] = dict(

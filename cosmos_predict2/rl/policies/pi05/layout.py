@@ -114,9 +114,8 @@ def load(network: nn.Module, path: str) -> None:
     found = plan(source, network.state_dict())
     back = {old: new for new, old in found.loaded.items()}
     report = weights.load_into(network.state_dict(), weights.renamed(source, back.get))
-    report.require(
-        allow_missing=(NOISE_HEAD,), source=path, cure="Give a PI0.5 folder whose config.json is of these weights."
-    )
+    cure = "Give a PI0.5 folder whose config.json is of these weights."
+    report.require(allow_missing=(NOISE_HEAD,), source=path, cure=cure)
 
 
 def export(

@@ -168,9 +168,8 @@ def _of_last_step(array: NDArray[Any], num_axes: int) -> NDArray[Any]:
 
 def _sentences(name: str, value: Any) -> list[str]:
     """E sentences, of a list of them or of lists of them in time, or the only one."""
-    rows = [
-        row[-1] if isinstance(row, list) and row else row for row in (value if isinstance(value, list) else [value])
-    ]
+    values = value if isinstance(value, list) else [value]
+    rows = [row[-1] if isinstance(row, list) and row else row for row in values]
     found = [row.decode(errors="replace") if isinstance(row, bytes) else row for row in rows]
     if not found or not all(isinstance(row, str) for row in found):
         raise DataError(f"'{name}' is {_form(value)}; a sentence is expected.")

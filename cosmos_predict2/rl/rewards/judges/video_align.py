@@ -85,9 +85,8 @@ class VideoAlign:
     def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_vl.Asked:
         data = self.settings["data_config"]
         chosen = evenly_spaced(video_C_F_H_W.shape[1], fps, float(data["fps"]))
-        patches = qwen_vl.patches_of(
-            video_C_F_H_W[:, chosen].permute(1, 0, 2, 3), MIN_PIXELS, int(data["max_frame_pixels"])
-        )
+        frames_F_C_H_W = video_C_F_H_W[:, chosen].permute(1, 0, 2, 3)
+        patches = qwen_vl.patches_of(frames_F_C_H_W, MIN_PIXELS, int(data["max_frame_pixels"]))
         text = qwen_vl.conversation(SYSTEM, self.instruction.replace(TEXT, qwen_vl.plain(prompt)))
         return qwen_vl.asked_of(self.tokenizer, text, patches, self.network.model.config.video_token_id)
 

@@ -84,9 +84,7 @@ class Service:
     async def enqueue(self, request: Request) -> Response:
         """JSON on one line, a newline, a .npy array; gives the ticket of the request as ``uuid``."""
         if self.is_draining:
-            raise self._rejected(
-                503, "draining", "The service is stopping. Ask again: what was accepted is kept.", True
-            )
+            raise self._rejected(503, "draining", "The service is stopping. Ask again: what it accepted is kept.", True)
         body = await self._body(request, int(self.settings.max_body_mb * 1e6))
         return await asyncio.to_thread(self._accept, body)
 
@@ -206,9 +204,7 @@ class Service:
         workers = [
             ({"reward": r, "state": s}, float(states[r].count(s))) for r in states for s in sorted(set(states[r]))
         ]
-        return self.metrics.text(
-            {"reward_jobs": jobs, "reward_oldest_job_seconds": ages, "reward_workers": workers}
-        )  # fmt: skip
+        return self.metrics.text({"reward_jobs": jobs, "reward_oldest_job_seconds": ages, "reward_workers": workers})
 
     async def keep_house(self) -> None:
         """Forget old results, for as long as the service runs."""

@@ -116,9 +116,7 @@ def read_settings(path: str | None, rewards: Sequence[str] = (), **flags: Any) -
     if rewards:
         by_name = {row.reward_type: row for row in made}
         named = [path_of(name)[0] if "=" in name or ":" in name or name not in by_name else name for name in rewards]
-        made = [
-            by_name.get(name) or RewardSettings(reward_type=text) for name, text in zip(named, rewards, strict=True)
-        ]
+        made = [by_name.get(name) or RewardSettings(reward_type=one) for name, one in zip(named, rewards, strict=True)]
     values |= {name: value for name, value in flags.items() if value is not None}
     for name in ("decode", "rewards", "token"):
         if name in values:

@@ -56,9 +56,7 @@ class SQLiteQueue:
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {_VERSION}")
         except (sqlite3.DatabaseError, QueueUnusable) as error:
-            raise ConfigError(
-                f"The queue {path} cannot be opened: {error}. Move the file away, or name another."
-            ) from error
+            raise ConfigError(f"The queue {path} cannot be opened: {error}. Move it away, or name another.") from error
 
     def put(self, ticket: str, rewards: Mapping[str, str], body: bytes, digest: str, num_clips: int) -> bool:
         with self._writing() as db:

@@ -252,10 +252,8 @@ class Supervisor:
         return any(slot.state == READY for slot in self._of(reward))
 
     def states(self) -> dict[str, list[str]]:
-        return {
-            reward.reward_type: [slot.state for slot in self._of(reward.reward_type)]
-            for reward in self.settings.rewards
-        }
+        names = [reward.reward_type for reward in self.settings.rewards]
+        return {name: [slot.state for slot in self._of(name)] for name in names}
 
     def version(self, reward: str) -> str:
         """The version of the reward's present workers."""

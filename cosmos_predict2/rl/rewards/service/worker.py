@@ -133,9 +133,8 @@ def build_worker(order: dict[str, Any], report: Report) -> Worker:
         reward.max_batch,
         lambda: report({"event": "alive"}),
     )
-    return Worker(
-        order["name"], order["version"], settings, open_queue(settings.queue, settings.limits()), scorer, report
-    )
+    queue = open_queue(settings.queue, settings.limits())
+    return Worker(order["name"], order["version"], settings, queue, scorer, report)
 
 
 def main() -> int:

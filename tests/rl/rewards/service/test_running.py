@@ -221,9 +221,8 @@ def test_redis_restarts_and_a_second_host(tmp_path: Path) -> None:
         with served(tmp_path / "second", *arguments, config=config(tmp_path, 0.05)) as second:
             tickets = []
             for k in range(60):
-                tickets.append(
-                    patient_ticket((first, second)[k % 2], body(f"clip {k}", value=float(k), request_id=f"r{k}"))
-                )
+                data = body(f"clip {k}", value=float(k), request_id=f"r{k}")
+                tickets.append(patient_ticket((first, second)[k % 2], data))
                 if k % 20 == 10:
                     redis.kill()
                     redis.wait()
