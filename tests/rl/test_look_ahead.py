@@ -46,13 +46,8 @@ def draws(num: int) -> list[torch.Generator]:
 
 def seen(num: int) -> dict[str, Any]:
     first = ToyStarts(split="val").starts([0] * num, list(range(num)))
-    empty = torch.zeros(num, 0)
-    return {
-        "full_image": first.pictures_E_F_H_W_C[:, -1],
-        "wrist_image": empty,
-        "state": empty,
-        "task_description": ["push"] * num,
-    }
+    pictures, empty = first.pictures_E_F_H_W_C[:, -1], torch.zeros(num, 0)
+    return dict(full_image=pictures, wrist_image=empty, state=empty, task_description=["push"] * num)
 
 
 @pytest.mark.parametrize(("chunks", "execute"), [(1, None), (2, None), (2, 6)])

@@ -166,9 +166,8 @@ def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:
     assert torch.equal(some[:, :, :6], pictures[:, :, :6])
     assert not both.keep_frames  # as before
     assert pictures.shape == (2, 3, 25, 48, 48) and pictures.dtype == torch.uint8
-    assert torch.equal(pictures[:, :, 0], pictures[:, :, 12]) and not torch.equal(
-        pictures[:, :, 12], pictures[:, :, 13]
-    )
+    first, still, moved = (pictures[:, :, k] for k in (0, 12, 13))
+    assert torch.equal(first, still) and not torch.equal(still, moved)
 
 
 def test_nobody_decides_for_an_episode_that_is_over() -> None:

@@ -58,10 +58,8 @@ def learner(folder: Path, learnt_in: dict[str, str] | None, dit_path: str = "gon
 
 
 def test_a_policy_is_not_judged_by_its_teacher(tmp_path: Path) -> None:
-    inputs, places = (
-        {"world_model": {"aa", "ab"}, "reward": {"bb"}},
-        {"world_model": str(tmp_path / "w"), "reward": "r"},
-    )
+    inputs = {"world_model": {"aa", "ab"}, "reward": {"bb"}}
+    places = {"world_model": str(tmp_path / "w"), "reward": "r"}
     (tmp_path / "w" / "checkpoints").mkdir(parents=True)
     cases = {
         "both": ({"world_model": "ab", "reward": "bb"}, "gone", "it learnt from this world model and this reward"),
@@ -113,9 +111,8 @@ def test_the_program_ranks_and_refuses(
     found = json.loads((tmp_path / "ranking.json").read_text())["policies"]
     assert found[0]["value"] == found[1]["value"] and found[0]["value"]["value"] > 0
     (tmp_path / "truth.json").write_text('{"nobody": [1, 2]}')
-    assert (
-        call(rank_policies, *words) == 2 and call(rank_policies, *words, other, "--truth", tmp_path / "truth.json") == 2
-    )
+    assert call(rank_policies, *words) == 2
+    assert call(rank_policies, *words, other, "--truth", tmp_path / "truth.json") == 2
     assert "names nobody" in capsys.readouterr().err
     assert have_failures(tiny_action_path()) is None
     (tmp_path / "drivers.py").write_text(DRIVER)

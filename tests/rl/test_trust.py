@@ -106,9 +106,6 @@ def test_the_experiment_of_recordings_demands_the_card_of_its_own_inputs(
     with pytest.raises(ConfigError, match="another reward"):
         VLAGRPOModel(tree)
     write_card(tmp_path / "card.json", card("doubtful", **inputs))
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(CheckpointError),
-    ):  # no longer of the card: weights are no weights
+    with caplog.at_level(logging.WARNING), pytest.raises(CheckpointError):  # no longer of the card: no weights
         VLAGRPOModel(as_config(type(tree), tree, "model.config"))
     assert "doubtful" in caplog.text

@@ -40,9 +40,8 @@ def test_decisions_without_an_advantage_are_not_computed_and_stay_in_the_divisor
     with mock.patch.object(one.net, "log_prob", wraps=one.net.log_prob) as computed:
         found = gradient(one, experience(one, played, ADVANTAGE))
     count = int(played.executed_M_E_A.any(dim=2)[:, [4, 5, 7]].sum())
-    assert (
-        sum(len(call.args[0]["knots"]) for call in computed.call_args_list) == 2 * count
-    )  # before, and with gradients
+    of_calls = [len(call.args[0]["knots"]) for call in computed.call_args_list]
+    assert sum(of_calls) == 2 * count  # before, and with gradients
     with mock.patch.object(decisions, "taught", lambda whole, rl: whole.mask_B_A.any(dim=1)):
         whole = gradient(one, experience(one, played, ADVANTAGE))
     assert whole.abs().max() > 0

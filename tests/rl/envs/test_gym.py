@@ -160,10 +160,8 @@ def test_unknown_and_endless_environments_are_refused_by_name() -> None:
         suites.find("tests.rl.envs.gym_worlds:Point")
     with pytest.raises(ConfigError, match="OurPointEndless-v0 has no longest episode: give max_steps"):
         GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0")
-    assert GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0", max_steps=5, image_size=[16, 40]).image_size == (
-        16,
-        40,
-    )
+    sized = GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0", max_steps=5, image_size=[16, 40])
+    assert sized.image_size == (16, 40)
 
 
 def test_a_module_that_is_missing_is_named_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

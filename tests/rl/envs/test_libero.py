@@ -113,10 +113,8 @@ def test_sentences_are_those_of_the_names(package: Path) -> None:
     found = {name: [task.language for task in libero.tasks_of(name)] for name in libero.SUITES}
     assert found["libero_10"] == ["put both in the basket", "pick up the book"]
     assert found["libero_90"] == ["close the drawer", "pick up the bowl"]
-    assert (
-        found["libero_all"]
-        == ["pick up the bowl", "pick up the milk", "open the drawer", "close the drawer"] + (found["libero_10"])
-    )
+    names = ["pick up the bowl", "pick up the milk", "open the drawer", "close the drawer"]
+    assert found["libero_all"] == [*names, *found["libero_10"]]
     assert libero.tasks_of("libero_all")[0].init_file.parent.name == "libero_spatial"  # of one in two suites, the first
     assert [LiberoTask(name).max_steps for name in libero.SUITES] == [220, 280, 300, 400, 520, 520]
     assert not any(name.split(".")[0] == "libero" for name in sys.modules)

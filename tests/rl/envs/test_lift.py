@@ -21,19 +21,10 @@ pytest.importorskip("robosuite", reason="robosuite is not installed: pip install
 
 BASE = "cosmos_predict2/configs/base/config.py"
 SMALL = [  # two groups of two episodes of two decisions, one update
-    "job.project=tests",
-    "job.group=engine",
-    "job.name=lift",
-    "model.config.rl.group_size=2",
-    "model.config.rl.minibatches=1",
-    "model.config.env.num_envs=2",
-    "model.config.env.make.image_size=56",
-    "model.config.env.make.max_steps=8",
-    "model.config.env.chunk=4",
-    "dataloader_train.batch_size=2",
-    "trainer.max_iter=1",
-    "trainer.logging_iter=1",
-    "checkpoint.save_iter=1",
+    *("job.project=tests", "job.group=engine", "job.name=lift", "trainer.max_iter=1", "trainer.logging_iter=1"),
+    *("model.config.rl.group_size=2", "model.config.rl.minibatches=1", "model.config.env.num_envs=2"),
+    *("model.config.env.make.image_size=56", "model.config.env.make.max_steps=8", "model.config.env.chunk=4"),
+    *("dataloader_train.batch_size=2", "checkpoint.save_iter=1"),
 ]
 
 
