@@ -44,12 +44,6 @@ def test_a_row_counts_with_any_of_its_actions() -> None:
     assert rows_of_actions(valid, 4).int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize(("level", "published"), [("element", "token_level"), ("action", "action_level")])
-def test_published_names_of_levels(level: str, published: str) -> None:
-    rows = torch.ones(5, 4, dtype=torch.bool)
-    assert torch.equal(at_level(drawn(5, 4, 2), rows, level)[0], at_level(drawn(5, 4, 2), rows, published)[0])
-
-
 def test_levels_sum_what_was_executed() -> None:
     log_prob, rows = drawn(2, 4, 3), torch.tensor([[True] * 4, [True, True, False, False]])
     of_actions, _ = at_level(log_prob, rows, "action")
@@ -57,6 +51,8 @@ def test_levels_sum_what_was_executed() -> None:
     of_chunk, mask = at_level(log_prob, rows, "chunk")
     assert mask.all() and mask.shape == (2, 1, 1)
     torch.testing.assert_close(of_chunk.flatten(), torch.stack([log_prob[0].sum(), log_prob[1, :2].sum()]))
+    for level, published in (("element", "token_level"), ("action", "action_level"), ("chunk", "chunk_level")):
+        assert torch.equal(at_level(log_prob, rows, level)[0], at_level(log_prob, rows, published)[0])
     of_all, _ = at_level(log_prob, rows, "chunk_level", sums_unexecuted=True)
     torch.testing.assert_close(of_all.flatten(), log_prob.sum((1, 2)))
 
