@@ -8,18 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2ModelManagerConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.assembly import add_trained_adapters, fill_network, network_of
-from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from imaginaire.config.lazy_config import LazyCall as L
-from tests.models.parts import LIMITS, NET, PooledPixels
+from tests.models.parts import make_config
 
 KINDS: dict[str, Any] = {
-    "base": L(Video2WorldDiT)(**NET, **LIMITS),
-    "flat": L(FlatActionDiT)(action_dim=3, num_action_per_chunk=8, **NET, **LIMITS),
-    "chunk": L(ChunkActionDiT)(action_dim=3, action_on_tokens=True, **NET, **LIMITS),
+    "base": dict(),
+    "flat": dict(network=FlatActionDiT, net=dict(action_dim=3, num_action_per_chunk=8)),
+    "chunk": dict(network=ChunkActionDiT, net=dict(action_dim=3, action_on_tokens=True)),
 }
 
 
@@ -39,11 +37,7 @@ def memory_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def filled(kind: str, path: str = "", seed: int = 0, **options: Any) -> DiT:
-    config = Predict2Video2WorldModelConfig(
-        pipe_config=Video2WorldPipelineConfig(net=KINDS[kind], tokenizer=L(PooledPixels)(), state_t=3),
-        model_manager_config=Predict2ModelManagerConfig(dit_path=path),
-        **options,
-    )
+    config = make_config(**KINDS[kind], model_manager_config=Predict2ModelManagerConfig(dit_path=path), **options)
     net = network_of(config.pipe_config.net).to(torch.float32)
     add_trained_adapters(net, config)
     fill_network(net, config, "cpu", seed)

@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -95,9 +96,8 @@ def _most_held(root: Path) -> int:
         kept.append(sum(value is not None for value in trees["model"].values()))
         return trees
 
-    checkpointer.StandardCheckpointer._snapshot = counting  # type: ignore[method-assign]
-    train(root, [*QUICK, *FSDP, "trainer.max_iter=1"])
-    checkpointer.StandardCheckpointer._snapshot = snapshot  # type: ignore[method-assign]
+    with mock.patch.object(checkpointer.StandardCheckpointer, "_snapshot", counting):
+        train(root, [*QUICK, *FSDP, "trainer.max_iter=1"])
     return max(kept)
 
 

@@ -7,6 +7,7 @@ import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -150,8 +151,6 @@ def test_nothing_that_is_saved_can_be_left_out(tmp_path: Path) -> None:
 
 def _resize(root: Path, stop_at: int | None) -> list[int]:
     """Train, and tell which samples this rank read, by their positions."""
-    import tests.project.config as project
-
     positions: list[int] = []
     original = project.RestlessModel.training_step
 
@@ -160,12 +159,9 @@ def _resize(root: Path, stop_at: int | None) -> list[int]:
             positions.extend(batch["sample_position"].tolist())
         return original(self, batch, iteration)
 
-    project.RestlessModel.training_step = noting  # type: ignore[method-assign]
-    try:
-        end = [] if stop_at is None else [f"trainer.max_iter={stop_at}"]
+    end = [] if stop_at is None else [f"trainer.max_iter={stop_at}"]
+    with mock.patch.object(project.RestlessModel, "training_step", noting):
         train(root, ["dataloader_train.num_workers=0", *end])
-    finally:
-        project.RestlessModel.training_step = original  # type: ignore[method-assign]
     return positions
 
 

@@ -16,6 +16,8 @@ from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.model import ImaginaireModel
 from imaginaire.training.step import Timers
 
+JOB: Any = SimpleNamespace(project="p", group="g", name="n", wandb_mode=None)
+
 
 class Model(nn.Linear, ImaginaireModel):
     def __init__(self) -> None:
@@ -35,8 +37,7 @@ def make_config(callbacks: dict[str, Any] | None = None, **trainer: Any) -> Any:
     fields = dict(
         callbacks=callbacks, logging_iter=2, grad_accum_iter=1, max_iter=100, max_val_iter=None, run_validation=False
     )
-    job = SimpleNamespace(project="p", group="g", name="n", wandb_mode=None)
-    return SimpleNamespace(trainer=SimpleNamespace(**{**fields, "profiling": profiling, **trainer}), job=job)
+    return SimpleNamespace(trainer=SimpleNamespace(**{**fields, "profiling": profiling, **trainer}), job=JOB)
 
 
 class Trainer:

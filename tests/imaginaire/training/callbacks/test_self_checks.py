@@ -34,9 +34,6 @@ class Net(ImaginaireModel):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x)).mean()
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        return parallel.clip_grad_norm_(self.parameters(), max_norm)
-
 
 def make_trainer(folder: Path, model: nn.Module, dims: ParallelDims | None = None, load_path: str = "") -> Trainer:
     ddp = SimpleNamespace(find_unused_parameters=False)

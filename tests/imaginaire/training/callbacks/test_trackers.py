@@ -5,7 +5,6 @@ import math
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,11 @@ import torch
 from imaginaire import storage
 from imaginaire.training.callbacks import trackers
 from imaginaire.training.callbacks.trackers import Metrics, console_line
+from tests.imaginaire.training.callbacks.fakes import JOB
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 from tests.training import records
 
 __all__ = ["no_credentials", "s3_bucket", "s3_server"]
-
-JOB = SimpleNamespace(project="p", group="g", name="n", wandb_mode=None)
 
 
 def new(folder: Path | str, iteration: int = 0) -> Metrics:

@@ -12,10 +12,7 @@ import pytest
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import trackers
 from imaginaire.training.callbacks.trackers import Metrics, WandbTracker, asked_mode, chosen_mode
-
-
-def job(mode: str | None = None) -> Any:
-    return SimpleNamespace(project="p", group="g", name="n", wandb_mode=mode)
+from tests.imaginaire.training.callbacks.fakes import JOB
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +26,7 @@ def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_key_it_is_disabled_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     imported_before = "wandb" in sys.modules
     with caplog.at_level(logging.INFO):
-        metrics = Metrics(str(tmp_path), job(), is_writer=True)
+        metrics = Metrics(str(tmp_path), JOB, is_writer=True)
         metrics.open(0)
         metrics.log({"x": 1.0}, 1)
         metrics.close()
@@ -56,7 +53,7 @@ def test_the_environment_wins_over_the_config(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_unknown_mode_is_an_error_on_every_rank(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"job.wandb_mode=ofline is not a W&B mode. Did you mean offline"):
-        Metrics(str(tmp_path), job("ofline"), is_writer=False)
+        Metrics(str(tmp_path), SimpleNamespace(wandb_mode="ofline"), is_writer=False)
 
 
 class Broken:
@@ -74,7 +71,7 @@ def test_a_finish_that_never_returns_does_not_hold_the_run(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "FINISH_TIMEOUT_S", 0.01)
-    tracker, released = WandbTracker(job()), threading.Event()
+    tracker, released = WandbTracker(JOB), threading.Event()
     tracker._run = SimpleNamespace(finish=released.wait)
     tracker.close()
     released.set()
@@ -82,7 +79,7 @@ def test_a_finish_that_never_returns_does_not_hold_the_run(
 
 
 def test_a_library_that_exits_the_program_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    tracker = WandbTracker(job())
+    tracker = WandbTracker(JOB)
     for limit_s in (None, 5.0):  # the caller's thread, and one of its own
         tracker._run = Broken()
         assert tracker._guarded("init", lambda: sys.exit("wandb: not logged in"), limit_s) is None
@@ -91,7 +88,7 @@ def test_a_library_that_exits_the_program_costs_a_warning(caplog: pytest.LogCapt
 
 
 def test_a_failing_log_is_one_warning_and_the_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    tracker = WandbTracker(job())
+    tracker = WandbTracker(JOB)
     tracker._run = broken = Broken()
     for i in range(3):
         tracker.log({"x": 1.0}, i)
@@ -106,14 +103,14 @@ def test_a_resume_continues_the_run_and_a_server_that_is_gone_costs_a_warning(
     fake, ids = mock.MagicMock(), []
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setenv("WANDB_API_KEY", "none")
-    metrics = Metrics(str(tmp_path), job(), is_writer=True)
+    metrics = Metrics(str(tmp_path), JOB, is_writer=True)
     for iteration in (0, 2):
         metrics.open(iteration)
         metrics.log({"train/loss": 0.5}, iteration + 1)
         state = metrics.state_dict()
         metrics.close()
         ids.append(fake.init.call_args.kwargs["id"])
-        metrics = Metrics(str(tmp_path), job(), is_writer=True)
+        metrics = Metrics(str(tmp_path), JOB, is_writer=True)
         metrics.load_state_dict(state)
     assert ids[0] == ids[1] == state["wandb_run_id"]
     assert fake.init.return_value.log.call_args.args[0] == {"train/loss": 0.5, "iteration": 3}
