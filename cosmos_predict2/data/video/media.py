@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from imaginaire import storage
-from imaginaire.errors import CheckpointError, DataError, missing_package, optional_module
+from imaginaire.errors import CheckpointError, DataError, missing_package
 from imaginaire.storage.object_store import StrPath
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -347,7 +347,11 @@ def _write_bytes(path: StrPath, encoded: io.BytesIO) -> None:
 
 
 def _av() -> Any:
-    return optional_module("av", "dev")
+    try:
+        import av  # not by optional_module: it is asked for with every frame
+    except ImportError as error:
+        raise missing_package("av", "dev") from error
+    return av
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
