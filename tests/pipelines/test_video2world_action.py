@@ -492,6 +492,7 @@ def test_a_pipeline_of_flow_times_takes_every_solver() -> None:
     pipe = make_pipeline()
     pipe.config.flow = FlowConfig()
     pipe.world.objective = objective_of(pipe.config)
+    pipe.world.denoiser = pipe.world.objective.denoiser(pipe.world.net)
     frames, actions, seeds = inputs(2)
     expected = pipe.world.decode(pipe.world.given_latents(frames, 3))[:, :, :1]
     for solver in (None, "distilled", "2ab"):

@@ -74,7 +74,7 @@ class ToyPolicy(nn.Module, PolicyDefaults):
         self, observation: Observation, *, mode: Mode, generators: Generators, temperature: float = 1.0
     ) -> Decision:
         with torch.no_grad():
-            features_E_C = self.features(observation["full_image"])
+            features_E_C = self.see(observation)
             knots_E_K_N, log_prob_E_K_N = self.means(features_E_C), None
             if mode == "sample" and temperature > 0:
                 shape, std = knots_E_K_N.shape[1:], self.noise * temperature
@@ -96,11 +96,15 @@ class ToyPolicy(nn.Module, PolicyDefaults):
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
         """The record of a demonstrator who saw this and did that: each knot the mean of what it holds."""
         knots_B_K_N = actions_B_A_D[..., self.entries].unflatten(1, (self.num_knots, -1)).mean(dim=2)
-        return {"features": self.features(observation["full_image"]), "knots": knots_B_K_N.to(self.shares)}
+        return {"features": self.see(observation), "knots": knots_B_K_N.to(self.shares)}
 
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
         """The negative log-probability of an element; nothing is drawn."""
         return -self.log_prob(record).log_prob_B_K_N.mean()
+
+    def see(self, observation: Observation) -> Tensor:
+        """The features of what is shown; those of a subclass may be others."""
+        return self.features(observation["full_image"])
 
     def means(self, features_E_C: Tensor) -> Tensor:
         """The motions [E, K, 2] that it is most likely to choose."""
