@@ -53,6 +53,7 @@ SHORT += ["dataloader_train.dataset.num_episodes=200"]
 PREPARE = [RECORD, ["-m", "scripts.split_recordings", RECORDINGS, "--out", SPLIT], JUDGE, SHORT]
 CARDS = {name: GATE / f"{i}.json" for i, name in enumerate(WORLDS)}
 ASK = ["-m", "scripts.check_imagination", "--data", RECORDINGS, "--split", SPLIT, "--reward", REWARD]
+ASK += ["--policy", os.path.relpath(tiny_policy_path()), "--suite", "toy"]  # whose attempts are played truly
 ASKED = {name: [*ASK, "--world_model", WORLDS[name], "--out", str(card)] for name, card in CARDS.items()}
 BESIDE = [IMAGINE, LEARN, *PREPARE, *ASKED.values()]  # they need nothing of the first parts
 EVALUATE = ["-m", "scripts.evaluate_world_model", "--experiment", EXPERIMENT, "--num_clips", "32"]

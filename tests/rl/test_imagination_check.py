@@ -34,7 +34,7 @@ from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
-from cosmos_predict2.rl.imagined.verdict import BOUNDS, judge
+from cosmos_predict2.rl.imagined.verdict import BOUNDS, TRY, WITHIN, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions
@@ -166,7 +166,8 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     assert imagination_check.clone_figures({}) == {}, "not a clone of recordings"
     judged = judge(figures(), {"policy": found})
     assert judged.verdict == "no" and any("that of doing nothing" in reason for reason in judged.reasons)
-    assert any("inside a start, by which" in text for text in judged.warnings)
+    assert any("for the figure inside a start" in text for text in judged.warnings)
+    assert any("attempts from one start" in reason for reason in judged.reasons)
 
 
 @pytest.mark.slow
@@ -242,7 +243,8 @@ def test_the_verdict_follows_the_bounds() -> None:
         if bound.no is not None:
             wrong = judge(figures(**{bound.name: bound.no + (-0.01 if bound.is_least else 0.01)}))
             assert wrong.verdict == "no" and wrong.next_step == bound.cure and bound.why in wrong.reasons[0]
-            assert judge(figures(**{bound.name: float("nan")})).verdict == "go", "not measured"
+            unknown = judge(figures(**{bound.name: float("nan")}))
+            assert unknown.verdict == ("doubtful" if bound.name == WITHIN else "go"), "not measured"
     for name, surely, hardly in (
         ("ends_imagined", Estimate(0.75, 0.67, 0.8, 90), Estimate(0.75, 0.65, 0.8, 90)),
         ("nothing_valued", Estimate(0.1, 0.0, 0.3, 90), Estimate(0.1, 0.0, 0.4, 90)),
@@ -252,6 +254,10 @@ def test_the_verdict_follows_the_bounds() -> None:
         assert wide.verdict == "doubtful" and "its interval" in wide.reasons[0]
     assert judge(figures(), {"policy": {"like_success": 0.6}}).verdict == "doubtful"
     assert judge(figures(), {"policy": {"like_success": 0.6, "true_ends": 0.9}}).verdict == "go", "asked directly"
+    unseen = judge(figures(**{WITHIN: math.nan}), {"policy": {"played_ends": 0.9}})
+    assert (unseen.verdict, unseen.next_step) == ("doubtful", TRY) and "attempts from one start" in unseen.reasons[0]
+    assert judge(figures(), {"policy/1": {}, "policy/2": {WITHIN: Estimate(math.nan)}}).verdict == "doubtful"
+    assert judge(figures(**{WITHIN: math.nan}), allowed=[WITHIN]).verdict == "go"
     bad = figures(ends_imagined=0.5)
     assert judge(bad, allowed=["ends_imagined"]).verdict == "go"
     assert judge(figures(), {"policy/1": {}, "policy/2": {"spread": 0.0}}).verdict == "no"
@@ -395,7 +401,7 @@ def test_success_is_told_by_actions_that_decide_it_and_only_by_them() -> None:
 
 
 def test_an_imagination_that_actions_alone_equal_is_named_and_one_that_they_beat_is_no_go() -> None:
-    figures = {"episodes": 40, "successes": 20, "recall_imagined": 0.5}
+    figures = {"episodes": 40, "successes": 20, "recall_imagined": 0.5, WITHIN: 0.4}
     for imagined, is_named in ((0.71, True), (0.75, False)):
         found = {"true_ends": Estimate(imagined), "true_ends_by_actions": Estimate(0.72)}
         warnings = judge(figures, {"policy": found}).warnings
