@@ -37,7 +37,8 @@ class _Renamed(MetaPathFinder, Loader):
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                _answer_for(module, name)
+                if module.__name__ == name:  # the loader of an archive serves others, too
+                    _answer_for(module, name)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
         return spec

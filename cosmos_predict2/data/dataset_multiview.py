@@ -58,6 +58,8 @@ class MultiviewDataset(ClipDataset):
         skip_bad_samples: bool = False,
         most_bad_samples: int = 16,
     ) -> None:
+        if problem := next(clip_problems(dict(video_size=video_size, crop=crop, num_frames=num_frames)), None):
+            raise ConfigError(problem)
         folders = camera_folders(dataset_dir, camera_keys, front_camera_key, front_view_caption_only)
         source = CameraClips(folders, num_tokens, text_encoder, decoder, skip_bad=skip_bad_samples)
         held_out = int(0.1 * len(source)) + 1

@@ -12,7 +12,7 @@ from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import OF_FOLDER, CaptionedFolder, existing_folder, list_captioned, require_files
 from cosmos_predict2.tokenizers.sizes import swapped_size
 from imaginaire.data.facts import DataFacts
-from imaginaire.errors import DataError, UserError
+from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 
@@ -44,6 +44,8 @@ class Dataset(ClipDataset):
         caption_format: str = "text",
         prompt_type: str = "long",
     ) -> None:
+        if problem := next(clip_problems(dict(video_size=video_size, crop=crop)), None):
+            raise ConfigError(problem)
         source = CaptionedFolder(
             dataset_dir,
             rule=FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling),

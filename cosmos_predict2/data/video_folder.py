@@ -186,7 +186,7 @@ def files_by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
         stem, suffix = os.path.splitext(name)
-        if name.startswith(".") or suffix.lower() not in suffixes:
+        if name.startswith(".") or suffix.lower() not in suffixes or not (folder / name).is_file():
             continue
         if other := found.get(stem):
             raise DataError(f"{other} and {name} have the same stem, so they would share a caption. Rename one.")

@@ -155,11 +155,11 @@ def run_all(
     failed = skipped = 0
 
     @contextmanager
-    def counted(request: VideoRequest) -> Iterator[None]:
+    def counted(request: VideoRequest, *kinds: type[Exception]) -> Iterator[None]:
         nonlocal failed
         try:
             yield
-        except (UserError, OSError, torch.OutOfMemoryError) as error:
+        except kinds as error:
             if not (len(requests) > 1 if keep_going is None else keep_going):
                 raise
             failed += 1
@@ -171,14 +171,14 @@ def run_all(
             skipped += 1
             log.info("skipped: %s exists", request.save_path)
             continue
-        with counted(request):
+        with counted(request, UserError):
             check_request(request, of_request.contact_sheet)
             if guardrail is not None:
                 require_safe(guardrail, request.prompt)
             todo.append((request, of_request))
     pipe: Any = make_pipeline() if todo else None
     for i, (request, of_request) in enumerate(todo, start=1):
-        with counted(request):
+        with counted(request, UserError, OSError, torch.OutOfMemoryError):
             seconds = generate_to_file(pipe, request, of_request, embeddings)
             log.info("saved %s (%d of %d, %.1f s)", request.save_path, i, len(todo), seconds)
     if len(requests) > 1:

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -385,6 +386,9 @@ def follow(make_world: Callable[[], WorldModel]) -> int:
         world.generate_latents(batch, given_B_C_T_H_W.to(world.device), num_given, **settings)
         count += 1
     return count
+
+
+agreed = partial(distributed.agreed, kind=ConfigError)  # by this name examples import it
 
 
 def check_num_gpus(num_gpus: int, num_heads: int, state_t: int) -> None:

@@ -154,6 +154,13 @@ Predict = Callable[[Denoiser, Tensor, Tensor, Condition, Prepared | None], Tenso
 Guided = Callable[[Predict], Callable[[Tensor, Tensor], Tensor]]
 
 
+def velocity_by(
+    denoiser: Denoiser, xt: Tensor, timesteps: Tensor, condition: Condition, prepared: Prepared | None
+) -> Tensor:
+    """The denoiser's velocity, by its own method where it has one."""
+    return denoiser.velocity(xt, timesteps, condition, prepared)
+
+
 @dataclass(frozen=True)
 class SamplingPath:
     """One way from noise to latents: ``finish(sample(denoise, start, sigmas, stepper))``."""
@@ -320,7 +327,7 @@ class Flow:
     ) -> SamplingPath:
         if solver in solvers_of_noise_levels():
             return _path_by_noise_levels(self.config, guided, noise_B_C_T_H_W, solver, num_steps)
-        velocity = guided(Denoiser.velocity)
+        velocity = guided(velocity_by)
         schedule = self.flow.levels(num_steps)
         is_distilled = solver == DISTILLED
 

@@ -199,12 +199,11 @@ def _number(name: str, value: Any) -> float:
 def note_end(scheduler: LRScheduler, max_iter: int) -> None:
     """Log when the schedule ends before the run does, and warn when it is made for a much longer run."""
     for f in dict.fromkeys(getattr(scheduler, "lr_lambdas", [])):
-        if not isinstance(f, CycleSchedule):
-            continue
-        if f.length < max_iter:
-            ends = f"the schedule ends after {int(f.length)} steps, trainer.max_iter is {max_iter}"
+        length = getattr(f, "length", None)  # of a schedule that ends, also one of the user's
+        if length is not None and length < max_iter:
+            ends = f"the schedule ends after {int(length)} steps, trainer.max_iter is {max_iter}"
             log.info("scheduler: %s; its last value holds from there on", ends)
-        if max_iter and f.is_beyond(max_iter):
+        if isinstance(f, CycleSchedule) and max_iter and f.is_beyond(max_iter):
             count = len(f.cycles)
             fit = max_iter // count
             log.warning(

@@ -141,12 +141,15 @@ class ImaginaireTrainer:
             if (cause := memory.explained(error, model.memory_advice) or workers.explained(error)) is not None:
                 raise cause from error
             raise
+        finally:
+            self.checkpointer.close()
+            self._run_folder.release()
 
     def close(self) -> None:
         """Let go of everything, also after an exception; a second call does nothing."""
         gc.enable()  # a callback may have switched it off
-        self.checkpointer.close()  # while the watchdog looks
         self.watchdog.close()
+        self.checkpointer.close()
         self.metrics.close()
         self._run_folder.release()
 

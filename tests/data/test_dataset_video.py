@@ -191,6 +191,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     [
         (dict(video_size=(30, 32)), "video_size="),
         (dict(video_size=32), "video_size=32"),
+        (dict(video_size=None), "video_size=None"),
         (dict(num_frames=0), "num_frames=0"),
         (dict(sampling="centre"), "Did you mean center"),
         (dict(crop="centre"), "Did you mean center"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.pipelines import video2world
+from cosmos_predict2.pipelines.context_parallel import agreed  # as an example did
 from cosmos_predict2.pipelines.requests import run_all
 from cosmos_predict2.pipelines.video2world import LeadingWorld, SpreadError, Video2WorldPipeline, check_num_gpus
 from cosmos_predict2.world_model.options import Settings, VideoRequest
@@ -64,7 +65,7 @@ def _spread(folder: Path) -> dict[str, dict[str, Tensor]]:
         assert failed == (1 if distributed.is_rank0() else None)
     # what only rank 1 finds wrong is told to all, and nobody waits
     with pytest.raises(ConfigError, match="weights are missing here"):
-        distributed.agreed(_prepared_on_rank_0, ConfigError)
+        agreed(_prepared_on_rank_0)
     # an error before anything is sampled lets the followers go
     with pytest.raises(ConfigError, match="no such input") if distributed.is_rank0() else nullcontext():
         _lead_or_follow(_wrong_request, group, False)

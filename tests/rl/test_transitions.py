@@ -22,7 +22,7 @@ from cosmos_predict2.models.config import model_config
 from cosmos_predict2.rl.clips.rollout import ChainPath, chain_path, check_chain, roll_out
 from cosmos_predict2.rl.config import RLConfig, rl_of
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.objectives import Denoiser, objective_of
+from cosmos_predict2.world_model.objectives import objective_of, velocity_by
 from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.registry import node_of
 from imaginaire.errors import ConfigError, TrainingError
@@ -42,7 +42,7 @@ def _world(pipe_config: Any) -> Any:
     objective = objective_of(pipe_config)
 
     def answers(predict: Any) -> Any:
-        if predict is not Denoiser.velocity:
+        if predict is not velocity_by:
             return lambda x, sigma_B: _gain(1.0, float(sigma_B[0])) * x
 
         def velocity(y: Tensor, timesteps_B: Tensor) -> Tensor:

@@ -76,6 +76,8 @@ class ShardedVideos(ClipDataset):
         caption_key: str = "caption",
         index_dir: str | None = None,
     ) -> None:
+        if problem := next(clip_problems(dict(video_size=video_size, crop=crop)), None):
+            raise ConfigError(problem)
         source = ShardSource(
             shards,
             index_dir,

@@ -232,13 +232,15 @@ def _simulated(
 @buildable("suite", "b1k")
 def _behavior(tasks: list[str], image_size: int | None = None, max_steps: int | None = None) -> SuitePlan:
     """Its places share one simulator, which takes a GPU: one episode at a time, unless more are asked for."""
-    from cosmos_predict2.rl.envs.simulators.behavior import CONTROL_HZ, BehaviorEnv
+    from cosmos_predict2.rl.envs.simulators.behavior import ACTION_DIM, CONTROL_HZ, BehaviorEnv
     from cosmos_predict2.rl.envs.simulators.omnigibson import TRIALS
 
     given = {key: value for key, value in dict(image_size=image_size, max_steps=max_steps).items() if value is not None}
     options: dict[str, Any] = dict(tasks=tasks or None, max_steps=max_steps, height=image_size, width=image_size)
 
     def build(num_envs: int, policy: Any) -> VecEnv:
+        if policy.action_dim not in (None, ACTION_DIM):  # before the simulator starts
+            raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, b1k takes {ACTION_DIM}.")
         return BehaviorEnv(num_envs, chunk=policy.chunk, **options)
 
     names = tasks or BehaviorEnv(**options).metadata["tasks"]

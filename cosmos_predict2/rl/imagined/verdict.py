@@ -118,7 +118,7 @@ BOUNDS = (
         "what it does is harder to judge than recordings: at .48 to .59 true success changed by +.02 to -.32, at .69"
         " it rose by .06", PLAY),
     Bound(WITHIN, "imagined value with truth inside a start, correlation", 0.38, 0.05,
-        "0 was followed by harm; by large steps .43 was followed by +.12 to +.18, .26 to .32 by -.14 to -.32", WORLD),
+        "0 was followed by harm; by large steps .43 was followed by +.12 to +.18, .25 to .32 by -.12 to -.32", WORLD),
     Bound("greedy_above_sampled", "true success of what it plays less that of its sampled attempts", 0.38, 0.47,
         "it learns from attempts: where these succeed far less, it forgets what it plays (.14 to .37 were followed by"
         " +.06 to +.23, .41 by -.03, .47 by -.08, .53 by -.30; with smaller draws .32 by -.15)",
@@ -198,8 +198,8 @@ def judge(
         reasons += leaked
         if verdict == GO:
             verdict, next_step = "doubtful", SPLIT
-    attempts = [{**figures, **group}.get(WITHIN, math.nan) for group in (by_policy or {"": {}}).values()]
-    if WITHIN not in allowed and any(math.isnan(getattr(one, "value", one)) for one in attempts):
+    played = [lines_of(name, {**figures, **group}) for name, group in (by_policy or {"": {}}).items()]
+    if WITHIN not in allowed and not all(any(one.bound.name == WITHIN for one in of_policy) for of_policy in played):
         reasons.append(UNSEEN)
         if verdict == GO:
             verdict, next_step = "doubtful", TRY

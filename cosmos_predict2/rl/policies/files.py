@@ -75,7 +75,7 @@ def file_of(path: Path) -> Path:
 
 def is_public(cls: type) -> bool:
     """True for a class whose policies are folders in a public layout."""
-    return name_of(cls) in PUBLIC.values()
+    return isinstance(cls, type) and name_of(cls) in PUBLIC.values()
 
 
 def write_policy(path: Path, policy: Any, about: Mapping[str, Any]) -> Path:

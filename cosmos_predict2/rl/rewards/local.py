@@ -55,7 +55,8 @@ class LocalReward(RewardDefaults):
         return _Scored(request_id, self._score(clips, context))
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        assert isinstance(ticket, _Scored)
+        if not isinstance(ticket, _Scored):
+            raise ConfigError("fetch takes the ticket that submit gave, which a reward around this one hands on.")
         return ticket.scores
 
     def _score(self, clips: Clips, context: Mapping[str, Any]) -> Scores:

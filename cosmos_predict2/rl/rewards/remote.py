@@ -215,7 +215,8 @@ class RemoteReward(RewardDefaults):
             )
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        assert isinstance(ticket, _Asked)
+        if not isinstance(ticket, _Asked):
+            raise ConfigError("fetch takes the ticket that submit gave, which a reward around this one hands on.")
         try:
             return self._scores(ticket, time.monotonic() + deadline)
         except (DataError, NoAnswer) as error:

@@ -169,7 +169,8 @@ class WorkerEnv(EnvDefaults):
         _end(self._workers)
         self._book, self._seen = None, {}
 
-    release = close
+    def release(self) -> None:
+        self.close()
 
     # --- episodes
 
