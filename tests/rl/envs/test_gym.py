@@ -45,9 +45,12 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own(name: str) 
         place.env(1, SimpleNamespace(action_dim=7, chunk=3))
 
 
-@pytest.mark.parametrize("kind", ["own", "global", "absolute", "pixels", "sized", "rendered"])
+@pytest.mark.parametrize(
+    "kind", ["own", "global", "absolute", "pixels", "nested", "floats", "alpha", "sized", "rendered"]
+)
 def test_starts_pictures_and_actions_of_packages_that_differ(kind: str) -> None:
-    """They draw from their own numbers or NumPy's, are commanded in pixels, render nothing, or draw in a given size."""
+    """They draw from their own numbers or NumPy's, are commanded in pixels, render nothing, draw in a given size, in
+    floats with channels first, or with transparency."""
     one = task(kind=kind)
     first = one.reset(0, 3, 0)["full_image"]
     assert first.shape == ((24, 24, 3) if kind in ("sized", "rendered") else (24, 48, 3)) and first.dtype == numpy.uint8
@@ -105,6 +108,14 @@ def test_success_is_what_info_the_end_or_the_reward_say() -> None:
     assert ended[-1] == (0.0, True)
 
 
+def test_success_that_info_has_at_the_end_alone_is_an_array_of_one() -> None:
+    one = task(kind="late")
+    one.reset(0, 0, 0)
+    point = one._env.unwrapped
+    towards = [one.step(numpy.clip((point.goal - point.place) / 0.2, -1, 1).astype(numpy.float32)) for _ in range(12)]
+    assert [is_success for _, _, is_success in towards] == [False] * 11 + [True]
+
+
 def test_an_action_is_held_and_the_policy_reads_named_entries() -> None:
     one = task(repeat=3, state=["goal", "agent"])
     before = one.reset(0, 1, 0)["state"].copy()
@@ -116,6 +127,8 @@ def test_an_action_is_held_and_the_policy_reads_named_entries() -> None:
 def test_a_wrist_camera_is_a_picture_of_the_observation_or_a_camera_of_the_model() -> None:
     seen = task(kind="pixels", wrist="pixels").reset(0, 1, 0)
     assert seen["wrist_image"].shape == (1, 24, 48, 3) and numpy.array_equal(seen["wrist_image"][0], seen["full_image"])
+    nested = task(kind="nested", wrist="pixels.hand").reset(0, 1, 0)
+    assert numpy.array_equal(nested["wrist_image"][0], nested["full_image"][::-1])
     one, drawn = task(), []
     model = SimpleNamespace(ncam=2, camera=lambda i: SimpleNamespace(name=("side", "hand")[i]))
     renderer = SimpleNamespace(model=model, camera_id=0)
@@ -133,7 +146,9 @@ def test_a_wrist_camera_is_a_picture_of_the_observation_or_a_camera_of_the_model
         (dict(kind="unseeded"), "begins otherwise each time with the same seed"),
         (dict(kind="black"), "draws black pictures"),
         (dict(kind="unbounded"), "give finite low and high"),
-        (dict(kind="discrete"), r"its actions are Discrete\(3\)"),
+        (dict(kind="discrete"), r"its actions are Discrete\(3\).*wrapper of yours"),
+        (dict(success=["a"]), r"no \['a'\], only"),
+        (dict(render_mode="human"), "render_mode=human: it is rgb_array here"),
         (dict(state=["agnet"]), "no 'agnet'. Did you mean agent"),
         (dict(wrist="hand"), "wrist=hand is no picture of its observation, and no camera of its model"),
         (dict(wrist="agent"), "wrist=agent is no picture of its observation"),
@@ -160,6 +175,8 @@ def test_unknown_and_endless_environments_are_refused_by_name() -> None:
         suites.find("tests.rl.envs.gym_worlds:Point")
     with pytest.raises(ConfigError, match="OurPointEndless-v0 has no longest episode: give max_steps"):
         GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0")
+    with pytest.raises(ConfigError, match="OurPointVector-v0 is registered as a vector of environments alone"):
+        suites.find("gym:tests.rl.envs.gym_worlds:OurPointVector-v0")
     sized = GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0", max_steps=5, image_size=[16, 40])
     assert sized.image_size == (16, 40)
 

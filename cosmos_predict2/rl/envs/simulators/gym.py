@@ -87,19 +87,12 @@ class GymTask:
         self.metadata |= {f"{prefix}_{end}": values for end, values in ends.items()}
         self._state_of(self._observed)
         self._wrists()
-        self._success = success
+        self._success = success = str(success)
         self._require_reproducible_starts()
         if success != "auto" and (success == "terminated" or _THRESHOLD.fullmatch(success)):
             return
-        middle = (self._low + self._high) / 2 if self._is_native else numpy.zeros(self.action_dim)
-        info = self._env.step(self._scaled(middle))[4]
         names = SUCCESS_KEYS if success == "auto" else (success,)
-        if not (found := [name for name in names if name in info]):
-            raise ConfigError(
-                f"{self._name}: info of a step has no {' or '.join(names)}, only {sorted(info)}. Say what success is:"
-                " success=KEY of these, success=terminated, or success=return>=NUMBER."
-            )
-        self._success = found[0]
+        self._success = self._success_key(names)
 
     def reset(self, task_id: int, trial_id: int, seed: int) -> Mapping[str, Any]:
         self._observed, _ = self._seeded_reset(trial_id)
@@ -129,12 +122,28 @@ class GymTask:
         self._env = None
         gc.collect()  # a renderer and its environment know each other
 
+    def _success_key(self, names: Sequence[str]) -> str:
+        """The one of these entries that info has; some environments have it at the end of an episode alone."""
+        middle = (self._low + self._high) / 2 if self._is_native else numpy.zeros(self.action_dim)
+        seen: set[str] = set()
+        for _ in range(self.max_steps * self._repeat):
+            _, _, terminated, truncated, info = self._env.step(self._scaled(middle))
+            seen.update(map(str, info))
+            if found := [name for name in names if name in info]:
+                return found[0]
+            if terminated or truncated:
+                break
+        raise ConfigError(
+            f"{self._name}: info of a step has no {' or '.join(names)}, only {sorted(seen)}. Say what success is:"
+            " success=KEY of these, success=terminated, or success=return>=NUMBER."
+        )
+
     def _judged(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
         if self._success == "terminated":
             return terminated
         if found := _THRESHOLD.fullmatch(self._success):
             return (reward if found[1] == "reward" else self._return) >= float(found[2])
-        return bool(numpy.asarray(info[self._success]).item() > 0.5)
+        return bool(numpy.any(numpy.asarray(info.get(self._success, False), dtype=numpy.float64) > 0.5))
 
     def _scaled(self, action: NDArray[Any]) -> NDArray[Any]:
         space, found = self._env.action_space, numpy.asarray(action, dtype=numpy.float64)
@@ -145,7 +154,10 @@ class GymTask:
     def _bounds(self, gymnasium: Any, low: Any, high: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         space = self._env.action_space
         if not isinstance(space, gymnasium.spaces.Box):
-            raise ConfigError(f"{self._name}: its actions are {space}, but numbers (a Box) are expected.")
+            raise ConfigError(
+                f"{self._name}: its actions are {space}, but numbers (a Box) are expected."
+                " Register a wrapper of yours that takes numbers, gymnasium.ActionWrapper."
+            )
         ends = [
             numpy.broadcast_to(own if given is None else given, space.shape).astype(numpy.float64).reshape(-1)
             for own, given in ((space.low, low), (space.high, high))
@@ -174,13 +186,13 @@ class GymTask:
     def _picture(self) -> Pictures:
         found = self._env.render() if self._env.render_mode else None
         if found is None:
-            entries = self._observed.values() if isinstance(self._observed, Mapping) else [self._observed]
-            found = next(filter(_is_picture, entries), None)
-        picture: Pictures = numpy.zeros(0, numpy.uint8) if found is None else numpy.asarray(found)
-        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != numpy.uint8:
+            found = next((entry for entry in _entries(self._observed).values() if _upright(entry) is not None), None)
+        if (picture := _upright(found)) is None:
+            drawn = numpy.zeros(0) if found is None else numpy.asarray(found)
             raise ConfigError(
-                f"{self._name} draws no picture: render_mode='rgb_array' gives {picture.dtype} {list(picture.shape)},"
-                " and its observation has no uint8 [height, width, 3]."
+                f"{self._name} draws no picture: render_mode='rgb_array' gives {drawn.dtype} {list(drawn.shape)},"
+                " and its observation has no uint8 [height, width, 3], or floats from 0 to 1. Register a wrapper of"
+                " yours whose render() gives one."
             )
         if self._begins and not picture.any():  # later ones may fade
             raise ConfigError(
@@ -196,9 +208,9 @@ class GymTask:
 
     def _view(self, name: str) -> Pictures:
         """A picture of the observation, or that of another camera of a MuJoCo model."""
-        observed = self._observed if isinstance(self._observed, Mapping) else {}
-        if name in observed and _is_picture(observed[name]):
-            return numpy.asarray(observed[name])
+        observed = _entries(self._observed)
+        if (picture := _upright(observed.get(name))) is not None:
+            return picture
         renderer = getattr(self._env.unwrapped, "mujoco_renderer", None)
         model = getattr(renderer, "model", None)
         cameras = [] if model is None else [model.camera(i).name for i in range(model.ncam)]
@@ -214,7 +226,7 @@ class GymTask:
             renderer.camera_id = own
 
     def _state_of(self, observed: Any) -> Floats:
-        entries = observed if isinstance(observed, Mapping) else {"observation": observed}
+        entries = _entries(observed)
         if unknown := [name for name in self._state if name not in entries]:
             raise ConfigError(f"{self._name}: its observation has no '{unknown[0]}'.{near(unknown[0], list(entries))}")
         parts = [numpy.asarray(entries[name], dtype=numpy.float32).reshape(-1) for name in self._state]
@@ -247,11 +259,34 @@ def spec_of(env_id: str) -> Any:
 def for_workers(env_id: str) -> Any:
     """``env_id`` of `GymTask` for another process, which has not imported what this one has."""
     spec = spec_of(env_id)  # a function that makes it may be one without a name: its module registers it there, too
+    if spec.entry_point is None:
+        raise ConfigError(f"{env_id} is registered as a vector of environments alone: register one environment.")
     return spec if isinstance(spec.entry_point, str) else f"{spec.entry_point.__module__}:{spec.id}"
 
 
-def _is_picture(entry: Any) -> bool:
-    return getattr(entry, "ndim", 0) == 3 and entry.dtype == numpy.uint8
+def _entries(observed: Any, under: str = "") -> dict[str, Any]:
+    """The entries of an observation by name, those of dictionaries in it as OUTER.INNER, too."""
+    if not isinstance(observed, Mapping):
+        return {"observation": observed}
+    entries = {f"{under}{name}": entry for name, entry in observed.items()}
+    for name, entry in list(entries.items()):
+        if isinstance(entry, Mapping):
+            del entries[name]
+            entries |= _entries(entry, f"{name}.")
+    return entries
+
+
+def _upright(entry: Any) -> Pictures | None:
+    """uint8 [height, width, 3] of a picture, also of one with channels first or of floats from 0 to 1; else None."""
+    picture = numpy.asarray(0 if entry is None else entry)
+    if picture.ndim == 3 and picture.shape[-1] not in (3, 4) and picture.shape[0] == 3:
+        picture = picture.transpose(1, 2, 0)
+    if picture.ndim != 3 or picture.shape[-1] not in (3, 4):
+        return None
+    picture = picture[..., :3]  # without transparency
+    if picture.dtype.kind == "f" and picture.size and picture.min() >= 0 and picture.max() <= 1:
+        picture = numpy.rint(255 * picture).astype(numpy.uint8)
+    return picture if picture.dtype == numpy.uint8 else None
 
 
 def averaged(picture: Pictures, size: Sequence[int]) -> Pictures:
@@ -282,6 +317,8 @@ def _size(asked: int | Sequence[int], shape: Sequence[int]) -> tuple[int, int]:
 def _made(gymnasium: Any, spec: Any, size: int | Sequence[int], settings: Mapping[str, Any]) -> Any:
     """The environment, which draws in the right size where its constructor takes one: drawing is what takes time."""
     height, width = (size, size) if isinstance(size, int) else size
+    if "render_mode" in settings:
+        raise ConfigError(f"{spec.id}: render_mode={settings['render_mode']}: it is rgb_array here. Leave it out.")
     for drawn in ({"width": width, "height": height}, {"render_width": width, "render_height": height}, {}):
         try:
             return gymnasium.make(spec, render_mode="rgb_array", disable_env_checker=True, **{**drawn, **settings})
