@@ -26,7 +26,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cosmos_predict2.data.lerobot.info import Info
-from cosmos_predict2.data.lerobot.tables import inside, opened
+from cosmos_predict2.data.lerobot.tables import UNFINISHED, inside, opened
 from cosmos_predict2.data.samples import PackedStrings
 from imaginaire import foreign_json
 from imaginaire.errors import DataError
@@ -250,7 +250,7 @@ def _index_columns(folder: Path, info: Info) -> dict[str, list[Any]]:
     """The columns of the index that are needed; its statistics, which are most of it, are not read."""
     files = sorted(folder.glob("*/*.parquet"))
     if not files:
-        raise DataError(f"{folder} holds no index (chunk-*/file-*.parquet).")
+        raise DataError(f"{folder} holds no index (chunk-*/file-*.parquet).{UNFINISHED}")
     names = ["episode_index", "length", "tasks", *_DATA]
     names += [f"videos/{camera}/{name}" for camera in info.cameras if info.is_video(camera) for name in _VIDEO]
     columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -259,7 +259,8 @@ def _index_columns(folder: Path, info: Info) -> dict[str, list[Any]]:
             present = set(file.schema_arrow.names)
             absent = [name for name in names if name not in present and name != "tasks"]
             if absent:
-                raise DataError(f"{path} has no column '{absent[0]}'.")
+                cure = " Its videos were never encoded: record again." if absent[0].startswith("videos/") else ""
+                raise DataError(f"{path} has no column '{absent[0]}'.{cure}")
             table = file.read(columns=[name for name in names if name in present])
             for name in names:
                 columns[name] += table[name].to_pylist() if name in present else [None] * table.num_rows

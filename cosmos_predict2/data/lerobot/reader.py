@@ -188,9 +188,12 @@ class LeRobotSource:
         clip = self.layout.clip(i, camera)
         seconds = int(self.episodes.lengths[i]) / self.info.fps
         if clip.seconds is not None and abs(clip.seconds - seconds) > 0.5 / self.info.fps:
+            rate = int(self.episodes.lengths[i]) / clip.seconds if clip.seconds > 0 else 0.0
             raise DataError(
                 f"{self.info.root}: episode {self.episodes.numbers[i]} has {self.episodes.lengths[i]} frames, but"
-                f" {clip.seconds * self.info.fps:.2f} frames' time of video in {clip.path.name}."
+                f" {clip.seconds * self.info.fps:.2f} frames' time of video in {clip.path.name}. If all episodes differ"
+                f" alike, fps in meta/info.json is not that of the videos (lerobot's converter cuts its decimals):"
+                f" write {rate:.4g} there. Otherwise record the episode again or remove it."
             )
         if not clip.path.is_file():
             raise DataError(f"{clip.path} does not exist; the data set's index names it.{self.lack(i, camera)}")
@@ -298,7 +301,10 @@ def choose_action(info: Info, keys: str | Sequence[str] | None = None, embodimen
         usual = [key for key in ACTIONS if key in info.features]
         if len(usual) != 1:
             numbers = ", ".join(key for key, feature in info.features.items() if _is_numbers(feature))
-            raise ConfigError(f"{info.root}: which columns are the action? Set action_keys: {numbers}.")
+            raise ConfigError(
+                f"{info.root}: which columns are the action? Set action_keys: {numbers}. For a program without it (such"
+                " as improve_policy) record all numbers of an action as one column, 'action'."
+            )
         keys = usual
     listed = [keys] if isinstance(keys, str) else list(keys)
     named = info.modality.action

@@ -20,6 +20,9 @@ from imaginaire.errors import DataError, optional_module
 Numbers = NDArray[Any]
 
 
+UNFINISHED = " Fetch it again; lerobot's own recordings can be read after dataset.finalize() alone: record again so."
+
+
 class TableReader:
     """Columns of numbers, of which those read last are kept, up to ``most_bytes``.
 
@@ -108,7 +111,7 @@ def opened(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path, memory_map=True) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a Parquet file that can be read: {error}") from error
+        raise DataError(f"{path} is not a Parquet file that can be read: {error}.{UNFINISHED}") from error
 
 
 def _groups(file: Any, path: Path, first: int, count: int) -> list[tuple[int, int, int, int]]:

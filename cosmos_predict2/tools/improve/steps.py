@@ -55,6 +55,7 @@ class WayStep:
     makes: tuple[Path, ...] = ()
     guess_s: float = 10.0  # before anything was measured here
     codes: tuple[int, ...] = (0,)  # exit codes of a program that did its work
+    cure: str = ""  # where it ends with another one
 
 
 @dataclass
@@ -171,7 +172,7 @@ class Runner:
             storage.write_json(path, {**marker, "state": FAILED, "code": code})
             printed_to = f"All that it printed: {self.folder / 'logs' / step.name}.log."
             text = f"{number}, ended with exit code {code}: {marker['error']}\n{printed_to}"
-            raise TrainingError(f"{text} The same command goes on from here.")
+            raise TrainingError(f"{text} The same command goes on from here.{step.cure}")
         if missing:
             raise TrainingError(f"{number}: it ended well, but {missing[0]} is not there.")
         storage.write_json(path, {**marker, "state": DONE, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})

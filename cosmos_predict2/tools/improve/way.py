@@ -234,7 +234,9 @@ class _Way:
         found, data = self.out / "recordings.json", self.options.data
         words = ("-m", "scripts.check_dataset", str(data), *_flags(json=found))
         codes = (0, 1) if self.options.allow_unchecked else (0,)  # 1: faults, which may be meant
-        return WayStep("check", "look through the recordings", words, (data,), (found,), guess_s=15, codes=codes)
+        cure = " Mend the faults, or go on with --allow_unchecked."
+        title = "look through the recordings"
+        return WayStep("check", title, words, (data,), (found,), guess_s=15, codes=codes, cure=cure)
 
     def split(self, phase: Phase) -> WayStep:
         before = () if phase.number == 1 else (phases_of(self.options)[phase.number - 2].split,)

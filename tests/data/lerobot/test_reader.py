@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -119,6 +120,30 @@ def test_columns_that_were_read_are_kept_up_to_a_limit(data_sets: dict[str, Path
         kept.read(path, ["d"], 0, 10)
 
 
+def test_what_a_recorder_left_unfinished_is_named_with_its_cure(tmp_path: Path) -> None:
+    """lerobot writes the ends of its tables in finalize(), its videos in batches, and its converter cuts 12.5 to 12."""
+    root = made.write_v3(tmp_path / "set")
+    rate = json.loads((root / "meta/info.json").read_text())["fps"]
+    change_json(root / "meta/info.json", fps=rate - 1)
+    with pytest.raises(DataError, match=rf"fps in meta/info.json is not .* write {rate} there"):
+        LeRobotSource.open(root).frames(0, FRONT, [0])
+    for path in sorted((root / "meta/episodes").rglob("*.parquet")):
+        table = pyarrow.parquet.read_table(path)
+        pyarrow.parquet.write_table(
+            table.drop_columns([n for n in table.column_names if n.startswith("videos/")]), path
+        )
+    with pytest.raises(DataError, match=r"no column 'videos/.*never encoded: record again"):
+        LeRobotSource.open(root)
+    for path in (root / "meta/episodes").rglob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"not a Parquet file.*Fetch it again.*dataset\.finalize\(\)"):
+        LeRobotSource.open(root)
+    for path in (root / "meta/episodes").rglob("*.parquet"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"holds no index.*dataset\.finalize\(\)"):
+        LeRobotSource.open(root)
+
+
 # ---- names of cameras, actions and texts -----------------------------------------------------------------------------
 
 
@@ -145,7 +170,7 @@ def test_modality_names_parts_of_the_action(v2: Path) -> None:
 def test_the_only_column_of_actions_and_the_only_camera_need_no_name(v2: Path) -> None:
     features = json.loads((v2 / "meta/info.json").read_text())["features"]
     change_json(v2 / "meta/info.json", features={**features, "actions": features["action"]})
-    with pytest.raises(ConfigError, match="action_keys"):
+    with pytest.raises(ConfigError, match=r"action_keys.* record all numbers of an action as one column"):
         LeRobotSource.open(v2).action_parts()
     features["actions"] = features.pop("action")
     features["image"] = features.pop(WRIST)

@@ -91,8 +91,8 @@ def test_a_crash_of_a_gate_is_not_its_no(tmp_path: Path) -> None:
     """Both end with 1, but only a verdict leaves a card."""
     (tmp_path / "data").write_text("x")
     crash, refuse = "raise ValueError('no card')", COPY + "; sys.exit(1)"
-    steps = [replace(copying(tmp_path, "data", "a", code), codes=(0, 1)) for code in (crash, refuse)]
-    with pytest.raises(TrainingError, match=r"ended with exit code 1: .*no card"):
+    steps = [replace(copying(tmp_path, "data", "a", code), codes=(0, 1), cure=" Mend it.") for code in (crash, refuse)]
+    with pytest.raises(TrainingError, match=r"(?s)ended with exit code 1: .*no card.* Mend it\."):
         ran(tmp_path, steps[:1])
     assert ran(tmp_path, steps[1:]) == "a"
 

@@ -41,6 +41,7 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     steps = steps_of(options, RECORDED)
     strict = steps_of(replace(options, allow_unchecked=False), RECORDED)
     assert [one[0].codes for one in (steps, strict)] == [(0, 1), (0,)], "faults of recordings may be meant"
+    assert "--allow_unchecked" in strict[0].cure
     for step in steps:
         flag, program, *words = step.words
         assert flag == "-m"
