@@ -35,6 +35,7 @@ def test_items_differ_by_seed_and_index(kind: Any) -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     assert not torch.equal(one[2][key], one[3][key]) and not torch.equal(one[2][key], other[2][key])
+    assert torch.equal(one[2][key], one[2][key]) and torch.equal(one[-8][key], one[2][key])
     assert torch.equal(torch.get_rng_state(), before), "the global generator is left alone"
     assert len(kind()) == NUM_ITEMS and len(one) == 10
 

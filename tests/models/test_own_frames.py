@@ -185,7 +185,10 @@ def test_a_small_level_stays_nearer_to_the_truth_than_noise_alone() -> None:
     assert away[0] < away[1] < away[2]
 
 
-@pytest.mark.parametrize(("own", "num_true"), [(dict(nearest=0.5), 2), (dict(most_chunks=1), 4), (dict(share=0.0), 4)])
+@pytest.mark.parametrize(
+    ("own", "num_true"),
+    [(dict(nearest=0.5), 2), (dict(most_chunks=1), 4), (dict(share=0.0), 4), (dict(share=1e-9), 4)],  # the last: of none
+)
 def test_some_histories_are_the_true_ones(own: dict[str, Any], num_true: int) -> None:
     _, _, parts = made(**{"share": 1.0, **own})
     frames = [part.get(FRAMES_KEY, part["video"][:, :, :1]) for part in parts[4:]]
@@ -236,13 +239,15 @@ def test_what_does_not_fit_together_is_refused(override: str, found: str, tmp_pa
         train(tmp_path, [*SHORT, *RUN, "trainer.max_iter=12", *override.split()], config=CONFIG)
 
 
-def test_latents_and_short_clips_are_refused_with_the_cure() -> None:
+def test_latents_short_clips_and_parts_of_a_minibatch_are_refused_with_the_cure() -> None:
     model, batch, _ = made(share=0.0)
     with pytest.raises(DataError, match="Take a data set of videos"):
         next(iter(model.train_batches([{key: value for key, value in batch.items() if key != "video"}])))
     with pytest.raises(DataError, match="num_frames=37, or fewer chunks"):
         short = {**batch, "video": batch["video"][:, :, :25], "action": batch["action"][:, :24]}
         next(iter(model.train_batches([short])))
+    with pytest.raises(DataError, match="multiple of it"):
+        next(iter(model.train_batches([{**batch, "video": batch["video"][:3], "action": batch["action"][:3]}])))
 
 
 @pytest.mark.long

@@ -200,6 +200,16 @@ def test_a_chunk_begins_where_what_was_executed_ended(options: dict[str, Any]) -
             assert torch.equal(info["frames"][:, count:], rest)
 
 
+@pytest.mark.parametrize("clips", [True, False])
+def test_actions_beyond_1_count_as_1_unless_they_are_not_clipped(clips: bool) -> None:
+    shown = []
+    for value in (1.0, 1.5):
+        env = imagined(1, clip_actions=clips)
+        env.reset(options=dict(trial_ids=[3], seeds=[4]))
+        shown.append(env.chunk_step(torch.full((1, CHUNK, 2), value))[0]["full_image"])
+    assert torch.equal(*shown) == clips
+
+
 class Noted(Summed):
     """Notes what clips begin with."""
 
