@@ -187,7 +187,7 @@ def test_a_small_level_stays_nearer_to_the_truth_than_noise_alone() -> None:
 
 @pytest.mark.parametrize(
     ("own", "num_true"),
-    [(dict(nearest=0.5), 2), (dict(most_chunks=1), 4), (dict(share=0.0), 4), (dict(share=1e-9), 4)],  # the last: of none
+    [(dict(nearest=0.5), 2), (dict(most_chunks=1), 4), (dict(share=0.0), 4), (dict(share=1e-9), 4)],
 )
 def test_some_histories_are_the_true_ones(own: dict[str, Any], num_true: int) -> None:
     _, _, parts = made(**{"share": 1.0, **own})

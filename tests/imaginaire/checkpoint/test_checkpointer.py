@@ -234,6 +234,8 @@ def test_retention(tmp_path: Path) -> None:
     assert train(tmp_path / "default", base) == 0
     assert iterations(tmp_path / "default", "model") == [2, 4, 6, 8, 10]
     assert iterations(tmp_path / "default", "optim") == [8, 10]
+    assert train(tmp_path / "last", [*base, "checkpoint.keep_last=2", "trainer.max_iter=8"]) == 0
+    (checkpoints(tmp_path / "last") / "model/iter_000000009.pt").touch()  # of a save that was killed: none of the two
     assert train(tmp_path / "last", [*base, "checkpoint.keep_last=2"]) == 0
     assert iterations(tmp_path / "last", "model") == iterations(tmp_path / "last", "optim") == [8, 10]
     assert train(tmp_path / "every", [*base, "checkpoint.keep_last=1", "checkpoint.keep_every=4"]) == 0

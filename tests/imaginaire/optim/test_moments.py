@@ -83,6 +83,8 @@ def test_offloading_changes_no_number(dtype: torch.dtype, numel: int) -> None:
 
 
 def test_bytes_and_numbers_of_each_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(300, 40), (40, 40), (9000,)]  # small matrices and vectors are not worth it
+    assert [moments.form_of(shape, "int8") for shape in shapes] == ["int8", "float32", "float32"]
     monkeypatch.setattr(adamw_module, "OPEN_NUMEL", 5000)  # rows of a parameter in parts
     weights, biases = 2 * 40 * 300, 340
     exact = _opened(*_trained(2))
