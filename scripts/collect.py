@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
     from cosmos_predict2.rl.episodes.recording import CAMERA, recorded_episodes, require_columns
     from cosmos_predict2.rl.policies.files import find_policy
+    from cosmos_predict2.tools.prepare.lerobot_export import copy_to_extend
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire import foreign_json
     from imaginaire.log import Progress
@@ -95,7 +96,10 @@ def run(args: argparse.Namespace) -> None:
     if not args.append:
         shutil.rmtree(place, ignore_errors=True)
     if args.base:
-        shutil.copytree(args.base, place)
+        info = read_info(Path(args.base))
+        camera = choose_camera(info, args.camera) if args.camera else CAMERA
+        require_columns(info.features, env.reset()[0], camera, args.base)
+        copy_to_extend(info.root, place)
     robot = str(env.metadata.get("suite", args.suite))
     writer = Writer.after(place) if args.append or args.base else Writer(place, fps, robot=robot)
     camera = args.camera or CAMERA

@@ -49,9 +49,12 @@ class Recording:
 
 
 class Writer:
-    """Writes into a folder at a rate; ``finish`` writes the index of all episodes that were added."""
+    """Writes into a folder at a rate; ``finish`` writes the index of all episodes that were added.
 
-    def __init__(self, root: Path, fps: float, robot: str = "") -> None:
+    ``features`` are what info.json is to have of columns and cameras, such as names of numbers; the rest is found.
+    """
+
+    def __init__(self, root: Path, fps: float, robot: str = "", features: Mapping[str, Mapping[str, Any]] = {}) -> None:
         self.root = root
         self.fps = fps
         self.robot = robot
@@ -59,7 +62,7 @@ class Writer:
         self._lengths: list[int] = []
         self._episodes: list[dict[str, Any]] = []
         self._statistics: list[dict[str, Any]] = []
-        self._features: dict[str, dict[str, Any]] = {}
+        self._features: dict[str, dict[str, Any]] = {name: dict(feature) for name, feature in features.items()}
 
     @classmethod
     def after(cls, root: Path) -> "Writer":
@@ -68,13 +71,12 @@ class Writer:
         What an interrupted writer left behind the last episode of the index is removed.
         """
         info = require_own_layout(root)
-        writer = cls(root, info.fps, info.robot)
+        writer = cls(root, info.fps, info.robot, info.features)
         meta = root / "meta"
         writer._tasks = {str(row["task"]): int(row["task_index"]) for row in read_lines(meta / "tasks.jsonl")}
         writer._episodes = read_lines(meta / "episodes.jsonl")
         writer._statistics = read_lines(meta / "episodes_stats.jsonl")
         writer._lengths = [int(row["length"]) for row in writer._episodes]
-        writer._features = {name: dict(feature) for name, feature in info.features.items()}
         for path in (*root.glob("data/*/episode_*.parquet"), *root.glob("videos/*/*/episode_*.mp4")):
             if int(path.stem.removeprefix("episode_")) >= len(writer):
                 path.unlink()
@@ -98,13 +100,14 @@ class Writer:
             columns[name] = values.astype(known) if known in _NUMBERS else values
         recording = replace(recording, columns=columns)
         features = _features(recording, self.fps)
-        if self._features and features != self._features:
-            names = [name for name in {**features, **self._features} if features.get(name) != self._features.get(name)]
+        own, others = ({name: _form(one) for name, one in found.items()} for found in (features, self._features))
+        if self._lengths and own != others:
+            name = next(name for name in {**own, **others} if own.get(name) != others.get(name))
             raise DataError(
-                f"{self.root}: episode {number} has '{names[0]}' as {features.get(names[0])}, but the others as"
-                f" {self._features.get(names[0])}: episodes of a data set have the same columns and cameras."
+                f"{self.root}: episode {number} has '{name}' as {features.get(name)}, but the others as"
+                f" {self._features.get(name)}: episodes of a data set have the same columns and cameras."
             )
-        self._features = features
+        self._features = {name: self._features.get(name, feature) for name, feature in features.items()}
         columns = {**recording.columns, **self._counters(number, len(recording), task)}
         table = self.root / DATA_PATH.format(episode_chunk=number // CHUNK, episode_index=number)
         for camera, video in recording.videos.items():
@@ -160,12 +163,18 @@ class Writer:
 def require_own_layout(root: Path) -> Info:
     """Read the info.json of a data set of this program, to which episodes can be added; another's is refused."""
     info = read_info(root)
-    if info.version != VERSION or info.data_path != DATA_PATH or info.chunks_size != CHUNK:
+    if not is_own_layout(info):
         raise DataError(
             f"{root} is a data set of version {info.version} that another program wrote: episodes are added to"
-            f" those of this one alone ({VERSION}, {DATA_PATH})."
+            f" those of this one alone ({VERSION}, {DATA_PATH}, videos). python -m scripts.collect --base {root} --out"
+            " ANOTHER adds them to a copy."
         )
     return info
+
+
+def is_own_layout(info: Info) -> bool:
+    is_alike = (info.version, info.data_path, info.chunks_size) == (VERSION, DATA_PATH, CHUNK)
+    return is_alike and all(map(info.is_video, info.cameras))
 
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
@@ -184,6 +193,11 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> None:
 
 def write_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     storage.write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def _form(feature: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a feature's rows are; names and codecs may differ, and colours may come before rows."""
+    return feature["dtype"], *sorted(feature["shape"])
 
 
 def _features(recording: Recording, fps: float) -> dict[str, dict[str, Any]]:

@@ -65,7 +65,8 @@ def require_columns(names: Collection[str], observation: Observation, camera: st
         cure = "gym:ID?state=ENTRY" if absent[0] == _STATE_COLUMN else cure
         raise DataError(
             f"{where} has '{absent[0]}', which episodes that are played in this suite do not have."
-            f"{f' Let the suite show it ({cure}), or leave it out' if cure else ' Leave it out'} of the recordings."
+            f"{f' Let the suite show it ({cure}), or leave it out' if cure else ' Leave it out'} of the recordings"
+            " (lerobot-edit-dataset has an operation for it, remove_feature)."
         )
 
 

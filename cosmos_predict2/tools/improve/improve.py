@@ -14,9 +14,8 @@ from typing import Any
 import numpy
 import torch
 
-from cosmos_predict2.data.lerobot.info import STATE
+from cosmos_predict2.data.lerobot.info import STATE, read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.lerobot.writer import require_own_layout
 from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.media import resize_and_crop
 from cosmos_predict2.data.views import views_of
@@ -107,7 +106,7 @@ def require_suite(options: Options, recorded: RecordedSizes) -> None:
                 f" {options.suite} shows {width}: choose its entries (gym:ID?state=KEY), or leave --state out."
             )
         if options.phases:  # they add episodes to the recordings
-            names, what = require_own_layout(Path(options.data)).features, f"--phases {options.phases}: {options.data}"
+            names, what = read_info(Path(options.data)).features, f"--phases {options.phases}: {options.data}"
             require_columns(names, env.reset()[0], recorded.camera or CAMERA, what)
         most = env.metadata["max_steps"]
         if most != recorded.num_actions:

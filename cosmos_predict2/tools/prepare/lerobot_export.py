@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy
 
-from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes, read_info
+from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes, read_info, read_json
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_camera
+from cosmos_predict2.data.lerobot.writer import CHUNK, COUNTERS, VIDEO_PATH, Recording, Writer, is_own_layout
 from cosmos_predict2.data.video.clips import packet_table, probe
 from cosmos_predict2.data.video.media import check_writable, opened_video, write_video
 from cosmos_predict2.data.views import cameras_in
@@ -130,6 +131,27 @@ def export(
         write_json(out / RECORD, {**record, "is_complete": True, "counts": counts})
     log.info("%s: %s", out, ", ".join(f"{n} {how}" for how, n in Counter(outcome.results).items()) or "nothing new")
     return outcome
+
+
+def copy_to_extend(root: Path, out: Path) -> None:
+    """Copy a data set so that `Writer.after` can add episodes: as it is, or of another layout written anew, its videos
+    as they are where they can be cut."""
+    source = LeRobotSource.open(root)
+    if is_own_layout(info := source.info):
+        shutil.copytree(root, out)
+        return
+    described = {name: one for name, one in info.features.items() if one.get("dtype") != "image"}  # they become videos
+    writer = Writer(out, info.fps, info.robot, described)
+    for i in range(len(source)):
+        videos = {}
+        for camera in info.cameras:
+            place = VIDEO_PATH.format(episode_chunk=i // CHUNK, episode_index=i, video_key=camera)
+            _write_video(source, ExportJob(root, i, camera, out, None, None), out / place)
+            videos[camera] = source.frames(i, camera, range(int(source.episodes.lengths[i])))
+        columns = {name: values for name, values in source.episode(i).items() if name not in COUNTERS}
+        writer.add(Recording(columns, videos, source.caption(i)))
+    writer.finish(modality=read_json(path) if (path := root / "meta" / "modality.json").is_file() else None)
+    log.info("%s: %d episodes of version %s were written anew in %s", root, len(source), info.version, out)
 
 
 def write_clip(job: ExportJob) -> str:

@@ -12,11 +12,11 @@ import torch
 
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.data.lerobot.writer import COUNTERS, Recording, Writer
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.tools.prepare import lerobot_export
-from cosmos_predict2.tools.prepare.lerobot_export import copy_cut, export, fetch_source
+from cosmos_predict2.tools.prepare.lerobot_export import copy_cut, copy_to_extend, export, fetch_source
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import DataError
 from scripts import prepare_lerobot_data
@@ -42,6 +42,33 @@ def check_clips(out: Path, split_of: dict[int, str], camera: str = FRONT) -> Non
         else:
             assert video.shape[2:] == (16, 24)
     assert len(list(out.rglob("*.mp4"))) == len(split_of)
+
+
+@pytest.mark.parametrize("name", ["v2.1", "v3.0", "v3.0 by lerobot", "v2.1 by lerobot"])
+def test_episodes_are_added_to_a_copy_of_what_another_program_wrote(
+    name: str, data_sets: dict[str, Path], tmp_path: Path
+) -> None:
+    """Numbers are as they were, so that a split can be extended, and keep their names; pictures become videos."""
+    before, out = LeRobotSource.open(data_sets[name]), tmp_path / "out"
+    with pytest.raises(DataError, match=r"another program wrote.*--base .* --out ANOTHER"):
+        Writer.after(before.info.root)
+    copy_to_extend(before.info.root, out)
+    writer = Writer.after(out)
+    columns = {key: value for key, value in before.episode(1).items() if key not in COUNTERS}
+    films = {key: torch.from_numpy(one).permute(3, 0, 1, 2) for key, one in ((FRONT, front(1)), (WRIST, made.wrist(1)))}
+    writer.add(Recording(columns, films, "again"))
+    writer.finish()
+    after = LeRobotSource.open(out)
+    assert [*after.episodes.lengths] == [*before.episodes.lengths, LENGTHS[1]] and after.caption(3) == "again"
+    for i, length in enumerate(LENGTHS):
+        assert after.caption(i) == before.caption(i)
+        for key, values in before.episode(i).items():
+            found = after.episode(i)[key]
+            assert key == "index" or (numpy.array_equal(found, values) and found.dtype == values.dtype), key
+        found, known = (source.frames(i, FRONT, range(length)) for source in (after, before))
+        assert (found.float() - known.float()).abs().max() <= 2
+    contracts = [source.action_contract(source.action_parts()) for source in (after, before)]
+    assert contracts[0] == contracts[1] and contracts[0].names
 
 
 SPLIT = {0: "train", 1: "val", 2: "train"}
