@@ -130,10 +130,18 @@ def read_adapter(path: str, *, alpha: float | None = None, which: str = "auto") 
 
     Of a checkpoint with trained and averaged adapters, ``which`` chooses: ``net`` (auto) or ``net_ema``.
     """
+    folder, _, last = path.rpartition("/")
+    if last in PEFT_FILES and PEFT_CONFIG in names_at(folder or "."):
+        path = folder or "."  # the scale is recorded beside the file
     names = names_at(path)
     if PEFT_CONFIG in names:
         return _read_peft(path, names, alpha)
     files = [name for name in names if name.endswith(TENSOR_SUFFIXES)]
+    inner = [name for name in names if not files and PEFT_CONFIG in names_at(below(path, name))]
+    if len(inner) > 1:
+        raise CheckpointError(f"{path} holds several adapters: {', '.join(inner)}. Give the path of one of them.")
+    if inner:  # PEFT saves one that is not called "default" in a folder of its own
+        return read_adapter(below(path, inner[0]), alpha=alpha)
     file = next((below(path, name) for name in files if name == DIFFUSERS_FILE or len(files) == 1), path)
     source = weights.read(file)
     metadata = safetensors_header(file)

@@ -2,6 +2,7 @@
 """LoRA adapters from every form that they come in, added to a network's weights."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,15 @@ def _peft(folder: Path, net: Any, **config: Any) -> str:
     return str(folder / "peft")
 
 
+def _peft_file(folder: Path, net: Any) -> str:
+    return f"{_peft(folder, net)}/adapter_model.safetensors"
+
+
+def _peft_named(folder: Path, net: Any) -> str:
+    """As PEFT saves an adapter that is not called "default": in a folder of its own."""
+    return str(Path(_peft(folder, net)).parent)
+
+
 def _diffusers(folder: Path, net: Any, **config: Any) -> str:
     settings = {f"transformer.{key}": value for key, value in {"r": RANK, "lora_alpha": ALPHA, **config}.items()}
     metadata = {"lora_adapter_metadata": json.dumps(settings)}
@@ -97,7 +107,8 @@ def _whole_checkpoint(folder: Path, net: Any) -> str:
 
 
 FORMS: list[Callable[[Path, Any], str]] = [
-    _our_file, _our_file_of_a_model, _peft, _diffusers, _diffusers_alphas, _whole_checkpoint, _comfyui, _kohya,
+    _our_file, _our_file_of_a_model, _peft, _peft_file, _peft_named, _diffusers, _diffusers_alphas,
+    _whole_checkpoint, _comfyui, _kohya,
 ]  # fmt: skip
 
 
@@ -110,6 +121,13 @@ def test_every_form_gives_the_output_that_it_was_trained_to(write: Callable[[Pat
     assert len(layers) == SMALL["num_blocks"] * 5  # q and output of two attentions, and the MLP
     torch.testing.assert_close(call(net), call(trained), rtol=1e-4, atol=1e-5)
     assert (call(net) - before).abs().max() > 1e-2
+
+
+def test_a_folder_of_several_adapters_names_them(tmp_path: Path) -> None:
+    _peft(tmp_path, _trained())
+    shutil.copytree(tmp_path / "peft", tmp_path / "second")
+    with pytest.raises(CheckpointError, match=r"holds several adapters: peft, second\. Give the path of one"):
+        apply_lora(random_net(seed=1), str(tmp_path))
 
 
 def test_the_weight_scales_the_change_and_zero_changes_nothing(tmp_path: Path) -> None:
