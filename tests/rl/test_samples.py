@@ -156,6 +156,7 @@ def test_the_data_term_is_with_each_step_or_with_the_first_of_each_clip() -> Non
         parts = parts_of(rollout(0, 4), data_beta=1.0, **options)
         having = [part for part in parts if part.data is not None]
         assert len(having) == expected and len({float(part.advantage_B[0]) for part in having}) == 4
+        assert all(part.data is not None for part in parts[:4])  # four batches of clips at the first of two steps
     assert all(part.data is None for part in parts_of(rollout(0, 4)))
 
 

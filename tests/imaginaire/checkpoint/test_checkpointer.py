@@ -151,8 +151,11 @@ def test_load_training_state_goes_on_from_another_run(finished: Path, tmp_path: 
     more = [*QUICK, "trainer.max_iter=8"]
     shutil.copytree(finished, tmp_path / "same")
     assert train(tmp_path / "same", more) == 0
-    path = checkpoints(finished) / "model/iter_000000006.pt"
-    other = [f"checkpoint.load_path={path}", "checkpoint.load_training_state=True"]
+    theirs = checkpoints(Path(shutil.copytree(finished, tmp_path / "theirs")))
+    trainer = torch.load(theirs / "trainer/iter_000000006.pt")
+    trainer["metrics"]["wandb_run_id"] = "theirs"  # which is not gone on with
+    torch.save(trainer, theirs / "trainer/iter_000000006.pt")
+    other = [f"checkpoint.load_path={theirs}/model/iter_000000006.pt", "checkpoint.load_training_state=True"]
     assert train(tmp_path / "other", [*more, *other]) == 0
     assert difference(saved(tmp_path / "same"), saved(tmp_path / "other")) is None
 
