@@ -19,12 +19,12 @@ from cosmos_predict2.conditioner import (
     conditioning_frames_mask,
 )
 from cosmos_predict2.diffusion.rectified_flow import add_noise, noise_level, per_frame
-from cosmos_predict2.diffusion.solvers import karras_sigmas, sample
+from cosmos_predict2.diffusion.solvers import sample
 from cosmos_predict2.models.config import LORA_TARGETS, Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Draws, Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.objectives import Denoiser
+from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.objectives import Denoiser, SamplingPath
 from cosmos_predict2.world_model.world_model import SamplingOptions, WorldModel, initial_noise
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
@@ -35,7 +35,6 @@ from tests.models.parts import PooledPixels
 from tests.parity.networks import network, with_weights
 
 AREA = "video2world"
-LEVELS = SolverConfig()
 
 
 def condition_of(tensors: Value, **values: Any) -> Condition:
@@ -117,19 +116,18 @@ def test_loss_and_gradients(golden: Golden) -> None:
 # --- sampling
 
 
-def guided(golden: Golden, stored: Value, unconditional_text: Tensor) -> tuple[Any, Tensor]:
-    """The guided denoiser of the file, and its initial state."""
+def guided_path(golden: Golden, stored: Value, unconditional_text: Tensor, num_steps: int) -> SamplingPath:
+    """The guided denoiser of the file with its initial state and levels."""
     settings = golden.json("meta.json")["sampler_a"]
     gt = stored["gt_latent"].use()
     given = torch.full((gt.shape[0],), settings["ncond"].use())
     condition = condition_of(stored).with_conditioning_frames(gt, given)
     other = replace(condition, crossattn_emb_B_S_E=unconditional_text)
     world = WorldModel(Video2WorldPipelineConfig(), network(golden), PooledPixels())
-    options = SamplingOptions(guidance=settings["guidance"].use())
-    denoise = world.guided(Denoiser.__call__, condition, other, options)
-    noise = initial_noise(tuple(gt.shape), settings["seed"].use()) * LEVELS.t_max
-    stored["x_sigma_max"].compare(noise, **golden.tolerance("exact"))
-    return denoise, noise
+    options = SamplingOptions(guidance=settings["guidance"].use(), num_steps=num_steps)
+    path = world.sampling_path(condition, other, initial_noise(tuple(gt.shape), settings["seed"].use()), options)
+    stored["x_sigma_max"].compare(path.start_B_C_T_H_W, **golden.tolerance("exact"))
+    return path
 
 
 @torch.no_grad()
@@ -141,31 +139,30 @@ def test_guided_sampling(golden: Golden, kind: str) -> None:
     if kind == "neg_prompt":
         batch[NEGATIVE_TEXT_KEY] = stored["neg_crossattn_emb"].use()
     _, unconditional = Conditioner().guidance_pair(batch)
-    denoise, noise = guided(golden, stored, unconditional.crossattn_emb_B_S_E)
-    close = golden.tolerance("sampler")
     steps = golden.json("meta.json")["sampler_a"]["steps"].use()
+    path = guided_path(golden, stored, unconditional.crossattn_emb_B_S_E, steps)
+    close = golden.tolerance("sampler")
 
     def on_step(i: int, step: Any) -> None:
         for name, value in (("x0_pred", step.x0_B_C_T_H_W), ("sample", step.x_next_B_C_T_H_W)):
             if f"{kind}.step{i}.{name}" in stored:
                 stored[f"{kind}.step{i}.{name}"].compare(value, **close)
 
-    sigmas = karras_sigmas(steps, LEVELS.t_min, LEVELS.t_max, LEVELS.order)
-    stored[f"{kind}.final"].compare(sample(denoise, noise, sigmas, "2ab", on_step), **close)
+    final = sample(path.denoise, path.start_B_C_T_H_W, path.sigmas, path.stepper, on_step)
+    stored[f"{kind}.final"].compare(path.finish(final), **close)
 
 
 @torch.no_grad()
 def test_general_sampler(golden: Golden) -> None:
     stored = golden.tensors("sampler_a.safetensors")
-    denoise, noise = guided(golden, stored, stored["neg_crossattn_emb"].use())
     nfe = golden.json("meta.json")["sampler_a"]["steps"].use()
     names = [match[1] for key in stored if (match := re.fullmatch(r"res_sampler\.(.+)\.final", key))]
     assert names
     for name in names:
         steps = nfe if name == "2ab" else nfe // int(name[0])
-        sigmas = karras_sigmas(steps, LEVELS.t_min, LEVELS.t_max, LEVELS.order)
+        path = guided_path(golden, stored, stored["neg_crossattn_emb"].use(), steps)
         solver = "2ab_float64" if name == "2ab" else name
-        found = sample(denoise, noise, sigmas, solver)
+        found = sample(path.denoise, path.start_B_C_T_H_W, path.sigmas, solver)
         stored[f"res_sampler.{name}.final"].compare(found, **golden.tolerance("sampler"))
 
 

@@ -108,7 +108,12 @@ def test_both_ways_of_asking_agree_in_the_limit_of_many_steps() -> None:
 @pytest.mark.parametrize(("solver", "first"), [("2ab", 80 / 81), ("unipc", 0.999)])
 def test_conditioning_frames_have_the_level_of_training(solver: str, first: float) -> None:
     for own, expected in ((-1.0, [first] * 3), (0.1, [1e-4, first, first])):
-        pipe = make_pipeline(conditional_frame_timestep=own)
+        pipe = make_pipeline(conditional_frame_timestep=own, timestep_scale=0.002)  # so times are asked for doubled
         seen = calls(pipe)
         pipe.generate(frames(1), text(1), options=SamplingOptions(num_steps=1, solver=solver))
-        torch.testing.assert_close(seen[0][1].expand(1, 3), torch.tensor([expected]), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(seen[0][1].expand(1, 3), 2 * torch.tensor([expected]), rtol=1e-5, atol=1e-7)
+
+
+def test_rectified_flow_is_of_unit_data() -> None:
+    with pytest.raises(ConfigError, match=r"sigma_data=0\.5"):
+        WorldModel(Video2WorldPipelineConfig(sigma_data=0.5), Video2WorldDiT(**NET, **LIMITS), PooledPixels())

@@ -79,6 +79,8 @@ def test_pictures_that_leave_at_once_are_those_of_the_whole_chunk(num_steps: int
     whole = imagination.generate_actions(first, actions, [5, 6], options, as_float=True)[:, :, 1:]
     for keeps in (True, False):
         stream = Stream(imagination, first, [5, 6], options, keeps=keeps)
+        with pytest.raises(DataError, match="3 actions: a latent frame takes 4"):
+            stream.advance(actions[:, :3])
         made = [stream.advance(part, as_float=True) for part in actions.split([4, 4, 4], dim=1)]
         assert torch.allclose(torch.cat(made, dim=2), whole, atol=1e-5)
         assert stream.left == 0 and imagination.world.net.memory is None

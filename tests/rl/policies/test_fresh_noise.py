@@ -26,6 +26,7 @@ from cosmos_predict2.rl.episodes.decisions import (
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.interfaces import ContractError, Decision, Observation, Velocities
 from cosmos_predict2.rl.learner import rows_of
+from cosmos_predict2.rl.objectives import AdvantageConfig, GroupAdvantageConfig
 from cosmos_predict2.rl.policies.contract import check_policy
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
@@ -50,7 +51,8 @@ def test_a_policy_learns_by_the_formula_of_clips(objective: str, monkeypatch: py
         objective=objective, nft_beta=0.5, kl_beta=0.3, clip_ratio=0.05, dual_clip=None if objective == "nft" else 1.5
     )
     whole: Any = SimpleNamespace(is_on=False, split_frames=lambda x: x)
-    clips = Losses(SimpleNamespace(context=whole), RLConfig(**shared))  # type: ignore[arg-type]
+    of_clips = RLConfig(**shared, advantage=AdvantageConfig(adv_clip_max=4.0))
+    clips = Losses(SimpleNamespace(context=whole), of_clips)  # type: ignore[arg-type]
     expected = []
     for b, count in enumerate(executed):
         for k in range(2):
@@ -68,7 +70,7 @@ def test_a_policy_learns_by_the_formula_of_clips(objective: str, monkeypatch: py
         FreshDraws(times, torch.zeros(3, dtype=torch.long), old, reference),
         torch.tensor(advantage),
         valid,
-        VLARLConfig(clip_ratio_high=None, **shared),
+        VLARLConfig(clip_ratio_high=None, **shared, advantage=GroupAdvantageConfig(adv_clip_max=4.0)),
     )
     wanted = torch.stack(expected).mean()
     torch.testing.assert_close(found.loss, wanted)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Clips, Judgement
+from cosmos_predict2.rl.interfaces import Clips, Judgement, Ticket
 from cosmos_predict2.rl.rewards.frames import WeightedReward
 from cosmos_predict2.rl.rewards.local import LocalReward, build, path_of
+from cosmos_predict2.rl.rewards.remote import RemoteReward
 from imaginaire.errors import ConfigError, DataError
 from tests.rl.rewards.doubles import clips_of
 
@@ -32,6 +33,15 @@ def test_a_function_gives_its_numbers_and_parts_and_says_which_are_valid() -> No
     for wrong in (torch.ones(4, 1), torch.ones(())):
         with pytest.raises(DataError, match="4 clips"):
             LocalReward(lambda clips, context, wrong=wrong: wrong).submit(clips_of(*"abcd"), {}, "id")  # type: ignore
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [LocalReward(lambda clips, context: torch.ones(1)), RemoteReward(enqueue_url="http://x", fetch_url="http://x")],
+)
+def test_a_ticket_of_another_reward_is_refused(reward: Any) -> None:
+    with pytest.raises(ConfigError, match="the ticket that submit gave"):
+        reward.fetch(Ticket("id"), 1.0)
 
 
 def test_what_fails_here_is_invalid_and_no_zero() -> None:
