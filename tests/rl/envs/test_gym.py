@@ -102,7 +102,9 @@ def test_success_is_what_info_the_end_or_the_reward_say() -> None:
     by_info = played()
     assert by_info[-1][1] and not by_info[0][1]
     assert [s for _, s in played(success="reward>=-0.15")] == [s for _, s in by_info]
-    assert [s for _, s in played(success="return>=-1e9")] == [True] * 6
+    assert [s for _, s in played(success="return>=1e-9")] == [False] * 6
+    with pytest.raises(ConfigError, match="return>=-300 holds before anything is done"):
+        task(success="return>=-300")
     ended = played(kind="terminates", success="terminated")
     assert [s for _, s in ended] == [s for _, s in by_info]  # its end stays a success
     assert ended[-1] == (0.0, True)

@@ -88,6 +88,11 @@ class GymTask:
         self._state_of(self._observed)
         self._wrists()
         self._success = success = str(success)
+        if (found := _THRESHOLD.fullmatch(success)) and found[1] == "return" and float(found[2]) <= 0:
+            raise ConfigError(
+                f"{self._name}: success={success} holds before anything is done, as a return begins at 0. Give a number"
+                " above 0, reward>=NUMBER, or an entry of info."
+            )
         self._require_reproducible_starts()
         if success != "auto" and (success == "terminated" or _THRESHOLD.fullmatch(success)):
             return
