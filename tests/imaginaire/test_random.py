@@ -22,6 +22,9 @@ def test_a_generator_depends_on_seed_position_and_purpose_only() -> None:
 
 def test_seeds_are_the_same_on_every_machine() -> None:
     assert random.derive_seed(0, 0, "sigma") == 3807261664338610278
+    generators = random.Draws(2, [5, 6], seed=1, pass_name="validation").each("sigma")
+    expected = [random.derive_seed(1, position, "validation/sigma") for position in (5, 6)]
+    assert [each.initial_seed() for each in generators] == expected
 
 
 def test_state_of_all_generators_goes_through_a_weights_only_file() -> None:

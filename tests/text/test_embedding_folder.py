@@ -48,6 +48,9 @@ def test_what_is_written_is_read(form: str, tmp_path: Path) -> None:
     record = folder.record
     assert record is not None and (record.encoder, record.width, record.num_tokens) == (encoder.name, 32, 64)
     assert record.captions == {stem: caption_hash(caption) for stem, caption in CAPTIONS.items()}
+    (tmp_path / "t5_xxl/a.pkl").touch()
+    with pytest.raises(DataError, match=r"a\.pkl.* of one clip"):
+        folder.stems()
 
 
 def test_folders_from_elsewhere_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -101,6 +101,8 @@ def test_only_what_is_recorded_is_a_success_or_a_failure(folder: Folder) -> None
     assert {outcome: numbers.tolist() for outcome, numbers in found.items()} == {"success": [0, 2], "failure": [1]}
     with pytest.raises(DataError, match=r"next\.success"):
         data(folder("droid_openpi"), "droid", outcome="failure")
+    with pytest.raises(ConfigError, match=r"outcome is 'succes'\. Did you mean success"):
+        data(root, "droid", outcome="succes")
 
 
 def test_quantiles_become_the_ends(folder: Folder) -> None:

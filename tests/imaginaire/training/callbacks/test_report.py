@@ -136,6 +136,8 @@ def test_running_mean_takes_a_loss_with_its_graph() -> None:
     mean = RunningMean()
     mean.add(torch.tensor(2.0, requires_grad=True) * 3)
     assert mean.mean() == 6.0 and RunningMean().mean() is None
+    mean.add(math.nan)
+    assert RunningMean.of_state(mean.state_dict()).totals() == mean.totals() and mean.totals()[2] == 1
 
 
 def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
