@@ -202,7 +202,7 @@ class GymTask:
         if self._begins and not picture.any():  # later ones may fade
             raise ConfigError(
                 f"{self._name} draws black pictures. Close other environments of this process before it is made, or"
-                " try another renderer: MUJOCO_GL=egl, glfw or osmesa."
+                " try another renderer: MUJOCO_GL=egl, glfw or osmesa, of pygame SDL_VIDEODRIVER=offscreen."
             )
         return picture
 
