@@ -161,6 +161,8 @@ def test_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     train(tmp_path, [*skip, "trainer.max_iter=3"])
     with pytest.raises(TrainingError, match="4 steps in a row were skipped"):  # also where it went on in between
         train(tmp_path, skip)
+    monkeypatch.setattr(project.Explosive, "bad", (1, 3, 5, 7))  # as many, but not in a row
+    train(tmp_path / "apart", skip)
 
 
 # --- validation
@@ -382,8 +384,11 @@ class Hungry(project.RestlessModel):
         return super().training_step(batch, iteration)
 
 
-class HungryInItsWay(Hungry):
+class HungryInItsWay(project.RestlessModel):
     memory_advice = "Imagine less at once."
+
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        raise MemoryError  # of the host
 
 
 @pytest.mark.parametrize(
