@@ -56,7 +56,8 @@ Figures = dict[str, Any]  # by name: an Estimate, a number or a list of numbers
 
 NEAREST = 5  # failures that a success is compared with, of the starts that look most like its own
 AT_ONCE = 8  # places of a true environment
-GROUPS, MEMBERS = 16, 8  # of a policy's episodes: starts, and attempts from each
+GROUPS, MEMBERS = 16, 8  # of a policy's imagined episodes: starts, and attempts from each
+TRUE_GROUPS = 48  # starts of its true ones: the correlation inside a start of 64 scatters by .06, so of 16 by .12
 GREEDY = 64  # greedy episodes at most
 LEAST_VARIED = 4  # starts from which some attempts succeed and some fail: one gave .90 for a clone that stands still
 HELD = 4  # actions that a random one is repeated for
@@ -459,7 +460,7 @@ def true_attempts(
     They are played on after success where the environment can, as imagined episodes are."""
     env.terminate_on_success = False
     num_tasks = int(env.metadata.get("num_tasks", 1))
-    starts = held_out_starts(GROUPS, num_tasks, seed)
+    starts = held_out_starts(TRUE_GROUPS, num_tasks, seed)
     shown = SimulatedStarts(env, num_tasks, fit, len(imagination.views))
     first = shown.starts(starts.task_ids, starts.trial_ids)
     played = attempts(policy, env, starts, MEMBERS)
@@ -476,7 +477,7 @@ def true_attempts(
     truth = played.success_E.numpy()
     last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
     nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)
-    success_G = truth.reshape(GROUPS, MEMBERS).mean(axis=1)
+    success_G = truth.reshape(TRUE_GROUPS, MEMBERS).mean(axis=1)
     still = NullPolicy("still", learnt.actions_N_D[:, None].expand(-1, played.actions_M_E_A_D.shape[2], -1))
     still_G = attempts(still, env, starts).success_E.numpy()
     figures: Figures = {"true_success": agreement.mean(success_G, seed)}
@@ -484,7 +485,7 @@ def true_attempts(
     likeliest_G = attempts(policy, env, starts).success_E.numpy()  # what a robot plays
     figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
     for end, found in values.items():
-        within = within_groups(found.reshape(GROUPS, MEMBERS), nearness.reshape(GROUPS, MEMBERS), seed)
+        within = within_groups(found.reshape(TRUE_GROUPS, MEMBERS), nearness.reshape(TRUE_GROUPS, MEMBERS), seed)
         area = area_under_curve(found, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan)
         figures[f"true_ends{end}"] = area
         figures[f"within_starts{end}"] = within if within.count >= LEAST_VARIED else Estimate(math.nan)
