@@ -111,7 +111,8 @@ def opened(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path, memory_map=True) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a Parquet file that can be read: {error}.{UNFINISHED}") from error
+        cause = str(error).rstrip(".")
+        raise DataError(f"{path} is not a Parquet file that can be read: {cause}.{UNFINISHED}") from error
 
 
 def _groups(file: Any, path: Path, first: int, count: int) -> list[tuple[int, int, int, int]]:

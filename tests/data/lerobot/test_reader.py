@@ -136,7 +136,7 @@ def test_what_a_recorder_left_unfinished_is_named_with_its_cure(tmp_path: Path) 
         LeRobotSource.open(root)
     for path in (root / "meta/episodes").rglob("*.parquet"):
         path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"not a Parquet file.*Fetch it again.*dataset\.finalize\(\)"):
+    with pytest.raises(DataError, match=r"not a Parquet file.*[^.]\. Fetch it again.*dataset\.finalize\(\)"):
         LeRobotSource.open(root)
     for path in (root / "meta/episodes").rglob("*.parquet"):
         path.unlink()
