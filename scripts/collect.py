@@ -95,17 +95,16 @@ def run(args: argparse.Namespace) -> None:
     place = out if args.append else out.with_name(f"{out.name}.unfinished")  # until its index is written
     if not args.append:
         shutil.rmtree(place, ignore_errors=True)
-    if args.base:
-        info = read_info(Path(args.base))
+    camera = args.camera or CAMERA
+    if extended := args.base or (args.append and args.out):
+        info = read_info(Path(extended))
         camera = choose_camera(info, args.camera) if args.camera else CAMERA
-        require_columns(info.features, env.reset()[0], camera, args.base)
-        copy_to_extend(info.root, place)
+        require_columns(info.features, env.reset()[0], camera, extended)
+    if args.base:
+        copy_to_extend(Path(args.base), place)
     robot = str(env.metadata.get("suite", args.suite))
     writer = Writer.after(place) if args.append or args.base else Writer(place, fps, robot=robot)
-    camera = args.camera or CAMERA
-    if before := len(writer):
-        camera = choose_camera(read_info(place), args.camera) if args.camera else CAMERA
-        require_columns(writer.names, env.reset()[0], camera, args.base or args.out)
+    before = len(writer)
     if abs(writer.fps - fps) > 1e-6:
         where = args.base or out
         raise DataError(f"{where} has {writer.fps:g} frames per second, these episodes {fps:g}: give --fps.")

@@ -87,7 +87,7 @@ class Writer:
 
     @property
     def names(self) -> Collection[str]:
-        """Columns and cameras of the episodes that were added."""
+        """Columns and cameras of the episodes that were added, or that were declared."""
         return self._features
 
     def add(self, recording: Recording) -> None:
@@ -196,8 +196,9 @@ def write_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _form(feature: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a feature's rows are; names and codecs may differ, and colours may come before rows."""
-    return feature["dtype"], *sorted(feature["shape"])
+    """The type and the sizes of a feature's rows; names and codecs may differ, and colours may come first."""
+    shape = list(feature["shape"])
+    return feature["dtype"], *(shape[1:] + shape[:1] if len(shape) == 3 and shape[-1] != 3 else shape)
 
 
 def _features(recording: Recording, fps: float) -> dict[str, dict[str, Any]]:

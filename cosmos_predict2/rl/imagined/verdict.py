@@ -32,16 +32,13 @@ EXPLORE = (
     "learn with smaller draws, so that attempts are nearer to what it plays (model.config.policy.temperature=0.3, or a"
     " clone with a smaller model.config.noise), and keep the clone unless true episodes show a gain"
 )
-LEARN = (
-    "learn by small steps: python -m scripts.train -- experiment=vla_grpo_recordings; then play the policy truly beside"
-    " its clone before you use it: what learning will find in an imagination no figure before it shows"
-)
 WITHIN = "within_starts"
 UNSEEN = (
-    "whether imagination tells attempts from one start apart is not known (--policy with --suite plays some): with all"
-    " other figures right, policies lost up to .32 of their true success"
+    "whether imagination orders attempts from one start rightly is not known (--policy with --suite plays some): with"
+    " all other figures right, policies lost up to .32 of their true success"
 )
 TRY = "learn by small steps, and play the policy truly beside its clone before you use it"
+LEARN = f"{TRY}: python -m scripts.train -- experiment=vla_grpo_recordings"
 
 
 @dataclass(frozen=True)

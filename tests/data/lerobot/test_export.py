@@ -56,6 +56,9 @@ def test_episodes_are_added_to_a_copy_of_what_another_program_wrote(
     writer = Writer.after(out)
     columns = {key: value for key, value in before.episode(1).items() if key not in COUNTERS}
     films = {key: torch.from_numpy(one).permute(3, 0, 1, 2) for key, one in ((FRONT, front(1)), (WRIST, made.wrist(1)))}
+    turned = {key: film.transpose(-1, -2) for key, film in films.items()}
+    with pytest.raises(DataError, match="the same columns and cameras"):
+        writer.add(Recording(columns, turned, "height and width exchanged"))
     writer.add(Recording(columns, films, "again"))
     writer.finish()
     after = LeRobotSource.open(out)
