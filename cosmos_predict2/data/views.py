@@ -17,6 +17,7 @@ from cosmos_predict2.data.video.clips import stretch
 from imaginaire.errors import ConfigError, DataError
 
 AND = "+"
+CAMERA_KEYS = ("camera_keys", "cameras", "camera", "cam_id")  # the arguments of data sets that name views
 
 
 def cameras_in(camera: str) -> list[str]:

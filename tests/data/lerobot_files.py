@@ -130,11 +130,14 @@ def write_film(path: Path, frames: numpy.ndarray, fps: int) -> None:
     write_video(path, torch.from_numpy(frames).permute(3, 0, 1, 2), fps)
 
 
-def write_random(folder: Path, num: int, cameras: Sequence[str], side: int) -> Path:
-    """Recordings of one task, 13 pictures of each camera at 5 a second: actions and pictures are drawn."""
+def write_random(folder: Path, num: int, cameras: Sequence[str], side: int, state: int = 0) -> Path:
+    """Recordings of one task, 13 pictures of each camera at 5 a second: actions, pictures and the numbers of a state
+    are drawn."""
     draws, writer = numpy.random.default_rng(0), Writer(folder, fps=5, robot="own")
     for _ in range(num):
         columns = {"action": draws.uniform(-1, 1, (13, 4)), "next.success": numpy.ones(13)}
+        if state:
+            columns["observation.state"] = draws.uniform(-1, 1, (13, state))
         films = draws.integers(0, 255, (len(cameras), 3, 13, side, side), dtype=numpy.uint8)
         videos = {f"observation.images.{name}": torch.from_numpy(film) for name, film in zip(cameras, films)}
         writer.add(Recording({name: rows.astype(numpy.float32) for name, rows in columns.items()}, videos, "go"))

@@ -13,18 +13,23 @@ from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.first_frames import GivenStarts, SimulatedStarts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
 from cosmos_predict2.rl.envs.replays import replayed
+from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
+from cosmos_predict2.rl.episodes.config import RefinementConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, require_views
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
+from cosmos_predict2.rl.episodes.refinement import Refinement
 from cosmos_predict2.rl.interfaces import PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning, begin
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
+from cosmos_predict2.rl.policies.null import NullPolicy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import ConfigError
 from scripts import make_reset_states
 from tests.data.lerobot_files import write_random
-from tests.rl.vla_runs import Brightness
+from tests.rl.vla_runs import Brightness, run
+from tests.training import saved, train
 
 SIDE, VIEWS = 32, ("front", "wrist")
 BOTH = "+".join(VIEWS)
@@ -107,6 +112,62 @@ def test_a_clone_of_two_views_plays_in_the_imagination_of_both(
 
 def test_a_policy_that_sees_nothing_needs_no_camera(recordings: Path) -> None:
     assert read_policy(f"null:still:{recordings}")[0].chunk == 12
+
+
+def test_frames_of_other_views_and_a_state_that_nobody_shows_are_refused(world: Imagination) -> None:
+    class OfOneView(ToyEnv):
+        def _film(self, *given: Any) -> Any:
+            return super()._film(*given)[:, :, :48]
+
+    env, wanders = OfOneView(2, "covered", ["reach_ring"], keep_frames=True), NullPolicy("mean", torch.zeros(1, 12, 4))
+    env.views = VIEWS
+    found = r'OfOneView: info\["frames"\] has pictures \[48, 48, 3\], but \[96, 48, 3\] are those of 2 views'
+    with pytest.raises(ConfigError, match=found):
+        LocalRollout(wanders, env, keep_frames=True).collect(held_out_starts(2, 1, 0))
+    whole: Any = SimpleNamespace(refinement=RefinementConfig(optimizer={}), rl=None)
+    predicts: Any = SimpleNamespace(world=SimpleNamespace(net=SimpleNamespace(state_head=object())))
+    with pytest.raises(ConfigError, match=r"predicts the robot's state.*true_env.*refinement.recordings"):
+        Refinement.of(whole, predicts, environment(world, GivenStarts(torch.zeros(3, 64, 32, 3).byte())), env)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["observation.state", ""])
+def test_a_world_model_of_two_views_is_refined_by_what_both_show(state: str, tmp_path: Path) -> None:
+    """By recordings with the robot's state, or without it in a simulator; an earlier phase and old data stay."""
+    side = SIDE if state else 48  # the smallest table
+    data, robot = (tmp_path / name for name in ("data", "robot"))
+    write_random(data, 4, VIEWS, side, 3 if state else 0)
+    own = [f"root={data}", "split_file=null", "data_split=full", f"camera={BOTH}", f"video_size=[{side},{side}]"]
+    words = ["experiment=world_model_recordings", "job.name=world", "trainer.max_iter=1"]
+    words += ["trainer.callbacks.stop_rule=null", f"model.config.pipe_config.state={state}"]
+    words += [f"dataloader_train.dataset.{one}" for one in own]
+    words += ["trainer.run_validation=false", "model.config.pipe_config.tokenizer.weights=null"]
+    assert train(tmp_path, words, config="cosmos_predict2/configs/base/config.py") == 0
+    words = ["--dataset", str(data), "--camera", BOTH, "--out", f"{tmp_path}/starts"]
+    make_reset_states.run(make_reset_states.parser.parse_args(words))
+    (world,) = tmp_path.glob("*/*/world")
+    words = [f"model.config.world_model.dit_path={world}", f"model.config.env.starts.path={tmp_path}/starts"]
+    words += [f"model.config.refinement.{word}" for word in ("every=1", "episodes=4", "steps=2", "keep=8", "newest=1")]
+    words += ["model.config.refinement.earlier=1", "model.config.refinement.old=1", "dataloader_train.batch_size=2"]
+    words += ["model.config.allow_unchecked=true", "trainer.run_validation=false", "trainer.logging_iter=1"]
+    words += ["model.config.rl.group_size=2", "model.config.rl.minibatches=1", "trainer.max_iter=7"]
+    if state:
+        for phase in (1, 2):
+            write_random(robot / f"phase_00{phase}", 4, VIEWS, side, 3)
+        words.append(f"model.config.refinement.recordings={robot}")
+    else:
+        simulator = "_target_:cosmos_predict2.rl.envs.toy.ToyEnv,num_envs:2,setting:covered,tasks:[reach_ring]"
+        words.append(f"++model.config.true_env={{{simulator},size:{side},num_steps:12,keep_frames:true}}")
+        words.append("model.config.refinement.recordings=null")
+    records = run(tmp_path, *words, name="of_views")
+    of_world = [record for record in records if "train/world_model_loss" in record]
+    assert len(of_world) >= 4
+    windows = saved(tmp_path, "vla")["model"]
+    latents = windows["refinement.windows.newest_latents"]
+    assert latents.shape[-2:] == (2 * side // 8, side // 8)
+    assert not torch.equal(*latents.chunk(2, dim=-2))
+    assert windows["refinement.windows.counts"].tolist() == [4, 4 if state else 8]  # a simulator plays phase 0, too
+    assert ("refinement.windows.newest_states" in windows) == bool(state)
 
 
 def test_other_views_of_world_model_policy_or_starts_are_refused_by_name(world: Imagination, recordings: Path) -> None:

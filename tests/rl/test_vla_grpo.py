@@ -12,8 +12,9 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from cosmos_predict2.conditioner import ACTION_KEY
+from cosmos_predict2.conditioner import ACTION_KEY, SHOWN_KEY, STATE_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.released import tiny_action_path
@@ -386,10 +387,11 @@ def test_a_refinement_plays_starts_of_training_and_keeps_pictures_of_few_at_a_ti
 
 def test_windows_of_earlier_phases_stay_until_there_is_no_room_and_the_oldest_go() -> None:
     """Phases of up to three windows, of which the fourth has one too many."""
-    windows, seen = WindowBuffer(3, 5, (1,), (1, 1)), []
+    windows, seen = WindowBuffer(3, 5, {LATENTS_KEY: (1,), ACTION_KEY: (1, 1)}), []
     for phase, count in enumerate((2, 3, 1, 4, 3)):
         numbers = [10.0 * phase + i for i in range(count)]
-        windows.begin_phase(torch.tensor(numbers)[:, None], torch.tensor(numbers)[:, None, None])
+        rows = torch.tensor(numbers)[:, None]
+        windows.begin_phase({LATENTS_KEY: rows, ACTION_KEY: rows[:, None]})
         newest, earlier = numbers[:3], seen[-5:]
         assert (windows.num_newest, windows.num_earlier) == (len(newest), len(earlier))
         for name in ("latents", "actions"):
@@ -406,7 +408,7 @@ def test_windows_are_kept_with_their_own_actions_however_many_are_encoded_at_onc
     ours: Any = mock.Mock(_num_frames=3, config=RefinementConfig())
     world = SimpleNamespace(encode=lambda video: video[:, :1, :, :1, :1], config=SimpleNamespace(sigma_data=0.5))
     ours._imagination = SimpleNamespace(world=world, transformed=lambda raw: 100 + torch.from_numpy(raw))
-    ours.windows.newest_latents, ours.windows.newest_actions = torch.zeros(1, 1, 3, 1, 1), torch.zeros(1, 2, 1)
+    ours.windows.rows.return_value = {LATENTS_KEY: torch.zeros(1, 1, 3, 1, 1), ACTION_KEY: torch.zeros(1, 2, 1)}
     ours._kept, ours._encoded = partial(Refinement._kept, ours), partial(Refinement._encoded, ours)
     places = [(1, 6), (0, 2), (1, 0)]
     for at_once in (2, 64):
@@ -415,40 +417,45 @@ def test_windows_are_kept_with_their_own_actions_however_many_are_encoded_at_onc
             mock.patch("cosmos_predict2.rl.episodes.refinement.CLIPS_AT_ONCE", at_once),
         ):
             Refinement.add(ours, [played], 0, 0)
-        latents, actions = ours.windows.begin_phase.call_args.args
+        latents, actions = ours.windows.begin_phase.call_args.args[0].values()
         assert latents.flatten(1).tolist() == [[2 * (9 * i + start + k) for k in range(3)] for i, start in places]
         assert actions.flatten(1).tolist() == [[100 + 8 * i + start + k for k in range(2)] for i, start in places]
 
 
 def test_a_batch_of_a_refinement_is_full_before_there_are_earlier_windows() -> None:
-    windows = WindowBuffer(2, 4, (1, 1, 1, 1), (2, 1))
-    windows.begin_phase(torch.ones(2, 1, 1, 1, 1), torch.ones(2, 2, 1))
+    windows = WindowBuffer(2, 4, {LATENTS_KEY: (1, 1, 1, 1), ACTION_KEY: (2, 1)})
+
+    def full(count: int, value: float) -> dict[str, Tensor]:
+        return {LATENTS_KEY: torch.full((count, 1, 1, 1, 1), value), ACTION_KEY: torch.full((count, 2, 1), value)}
+
+    windows.begin_phase(full(2, 1.0))
     ours: Any = mock.Mock(config=RefinementConfig(newest=2, earlier=3, old=1), windows=windows, picture=(8, 8))
     ours._imagination.world = SimpleNamespace(net=SimpleNamespace(text_channels=4), config=SimpleNamespace(fps=10))
     ours._probe, ours._imagination.transform.to_json.return_value = torch.zeros(1), "{}"
     ours._drawn = partial(Refinement._drawn, ours)
-    ours._old = lambda seed, position: (torch.full((1, 1, 1, 1, 1), 9.0), torch.full((1, 2, 1), 9.0))
+    ours._old = lambda seed, position: full(1, 9.0) | {SHOWN_KEY: torch.tensor([[1.0, 0.0]])}
     first = Refinement.batch(ours, 0, 12)
-    windows.begin_phase(2 * torch.ones(2, 1, 1, 1, 1), 2 * torch.ones(2, 2, 1))
+    windows.begin_phase(full(2, 2.0))
     second = Refinement.batch(ours, 0, 12)
     for batch_, expected in ((first, [1.0] * 5 + [9.0]), (second, [2.0] * 2 + [1.0] * 3 + [9.0])):
         assert batch_[LATENTS_KEY].flatten().tolist() == expected
         assert batch_[ACTION_KEY].flatten(1)[:, 0].tolist() == expected
         assert batch_["sample_position"].tolist() == list(range(12, 18))
+        assert batch_[SHOWN_KEY].tolist() == [[1.0, 1.0]] * 5 + [[1.0, 0.0]]  # one's own windows have all cameras
 
 
 def test_draws_of_a_refinement_follow_from_the_place_of_its_batch() -> None:
-    windows = WindowBuffer(400, 400, (1, 1, 1, 1), (1, 1))
+    windows = WindowBuffer(400, 400, {LATENTS_KEY: (1, 1, 1, 1), ACTION_KEY: (1, 1)})
     for first in (0.0, 1000.0):
         numbers = torch.arange(400.0) + first
-        windows.begin_phase(numbers[:, None, None, None, None], numbers[:, None, None])
+        windows.begin_phase({LATENTS_KEY: numbers[:, None, None, None, None], ACTION_KEY: numbers[:, None, None]})
     data = [{LATENTS_KEY: torch.full((1, 1, 1, 1), float(i)), ACTION_KEY: torch.zeros(1, 1)} for i in range(400)]
     ours: Any = mock.Mock(config=RefinementConfig(old=6), windows=windows, _data=data)
 
     def drawn(position: int) -> list[list[float]]:
         parts = [Refinement._drawn(ours, "newest", 400, 6, 0, position), Refinement._old(ours, 0, position)]
         parts.append(Refinement._drawn(ours, "earlier", 400, 6, 0, position))
-        return [latents.flatten().tolist() for latents, _ in parts]
+        return [part[LATENTS_KEY].flatten().tolist() for part in parts]
 
     before = numpy.random.get_state()[1].tolist()  # type: ignore[index]
     first, again, other = drawn(0), drawn(0), drawn(6)
@@ -461,13 +468,13 @@ def test_draws_of_a_refinement_follow_from_the_place_of_its_batch() -> None:
 
 def test_windows_without_motion_are_kept_only_where_no_part_of_the_episodes_has_any() -> None:
     ours: Any = mock.Mock(_num_frames=13)
-    ours.windows.newest_latents = ours.windows.newest_actions = torch.zeros(0, 1)
-    ours._kept = lambda played, places: (torch.tensor([places[0]])[:, :1].float(), torch.zeros(1, 1))
+    ours.windows.rows.return_value = dict.fromkeys((LATENTS_KEY, ACTION_KEY), torch.zeros(0, 1))
+    ours._kept = lambda played, places: dict.fromkeys((LATENTS_KEY, ACTION_KEY), torch.tensor([places[0][:1]]).float())
     for moves, kept in (([False, False], [0, 1]), ([False, True, False, True], [1, 3])):
         chosen = [(has_moved, [(i, 0)]) for i, has_moved in enumerate(moves)]
         with mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", side_effect=chosen):
             Refinement.add(ours, chosen, 0, 0)  # type: ignore[arg-type]
-        assert ours.windows.begin_phase.call_args.args[0].flatten().tolist() == kept
+        assert ours.windows.begin_phase.call_args.args[0][LATENTS_KEY].flatten().tolist() == kept
 
 
 def test_old_data_is_the_same_to_a_refinement_as_video_and_as_latents() -> None:
@@ -485,22 +492,27 @@ def test_old_data_is_the_same_to_a_refinement_as_video_and_as_latents() -> None:
     for key, values in (("video", clips), (LATENTS_KEY, 3 * clips)):
         data = [{key: value, ACTION_KEY: torch.full((4, 2), float(i))} for i, value in enumerate(values)]
         ours: Any = mock.Mock(_data=data, config=RefinementConfig(old=4), _imagination=mock.Mock(world=world))
-        ours.windows.newest_latents = torch.zeros(0)
+        ours.windows = WindowBuffer(1, 1, {LATENTS_KEY: (3, 5, 4, 4), ACTION_KEY: (4, 2)})
         found.append(Refinement._old(ours, 0, 0))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        ours.windows = WindowBuffer(1, 1, {LATENTS_KEY: (3, 5, 4, 4), ACTION_KEY: (4, 2), STATE_KEY: (5, 1)})
+        with pytest.raises(DataError, match=r"learns from states \[5, 1\], but a sample of .*refinement.data has none"):
+            Refinement._old(ours, 0, 0)
+        ours.windows = WindowBuffer(1, 1, {LATENTS_KEY: (3, 5, 8, 4), ACTION_KEY: (4, 2)})
+        with pytest.raises(DataError, match=r"latents \[3, 5, 8, 4\], but .* has \[3, 5, 4, 4\]"):
+            Refinement._old(ours, 0, 0)
+    torch.testing.assert_close(*found)
 
 
 def test_no_two_ranks_or_phases_choose_their_windows_by_the_same_draws() -> None:
     ours: Any = mock.Mock(_num_frames=13)
-    ours.windows.newest_latents = ours.windows.newest_actions = torch.zeros(0, 1)
+    ours.windows.rows.return_value = dict.fromkeys((LATENTS_KEY, ACTION_KEY), torch.zeros(0, 1))
     seeds = []
 
     def chosen(*arguments: Any) -> tuple[bool, list[Any]]:
         seeds.append(arguments[-1].initial_seed())
         return True, [(0, 0)]
 
-    ours._kept.return_value = (torch.zeros(1, 1), torch.zeros(1, 1))
+    ours._kept.return_value = dict.fromkeys((LATENTS_KEY, ACTION_KEY), torch.zeros(1, 1))
     ranks = mock.patch.multiple(distributed, world_size=lambda: 2, all_gather_object=lambda value: [value])
     with ranks, mock.patch("cosmos_predict2.rl.episodes.refinement.chosen_windows", chosen):
         for phase in range(2):

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.second_camera import CameraPolicy
 from cosmos_predict2.configs.base.config import make_config as base
-from cosmos_predict2.configs.rl.experiment import policy_toy_world
+from cosmos_predict2.configs.rl.experiment import policy_recordings, policy_toy_world
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
@@ -80,11 +81,24 @@ def of_recordings() -> dict[str, Any]:
     return found
 
 
+def of_views() -> dict[str, Any]:
+    """A world model of several cameras, of a path, refined after each experience."""
+    found = policy_recordings.refined("of_views", "pi05")
+    found["job"] = dict(project="tests", group="engine", name=NAME)
+    config = found["model"].config
+    config.policy = L(CameraPolicy)()
+    config.env.update(reward=L(Brightness)(), num_envs=4)
+    config.refinement.scheduler = None
+    found["trainer"]["callbacks"] = {}
+    return found
+
+
 EXPERIMENTS = {  # the same functions at each composition
     "toy_policy": lambda: experiment(L(ToyPolicy)(width=16, noise=1.0)),
     "pi05_policy": lambda: experiment(L(f"{POLICIES}.pi05.policy.Pi05Policy")(path="")),
     "openvla_policy": lambda: experiment(L(f"{POLICIES}.openvla.policy.OpenVLAPolicy")(path="")),
     "of_recordings": of_recordings,
+    "of_views": of_views,
 }
 
 

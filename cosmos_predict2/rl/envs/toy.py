@@ -130,7 +130,8 @@ class ToyEnv(EnvDefaults):
             is_elsewhere = draws[:, 0] < self.ring_elsewhere
             spots = random_spot(draws[is_elsewhere, 1:], self.size, self.setting.goal_margin)
             states[is_elsewhere, :, GOAL] = spots[:, None]
-        return torch.from_numpy(render(states, self.size, self.setting.cover))
+        films = [render(states, self.size, self.setting.cover), render_wrist(states, self.size)]
+        return torch.from_numpy(numpy.concatenate(films[: len(self.views)], axis=2))
 
     def _observation(self, ids: Ids) -> Observation:
         states = self._states[ids]

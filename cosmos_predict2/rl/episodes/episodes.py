@@ -316,7 +316,11 @@ class _Played:
         ends = dict(success_E=info["success"], finish_step_E=info["finish_step"], is_valid_E=valid(info) & ~lost_E)
         _write(self.ends, ends, size[1:], (episodes,))
         if self.rollout.keep_frames:
-            frames_of(info, self.rollout.env)
+            shape, expected = frames_of(info, self.rollout.env).shape[2:], self.films[episodes[0]][0].shape[1:]
+            if shape != expected:
+                env, found = type(self.rollout.env).__name__, f'info["frames"] has pictures {list(shape)}'
+                views = f"{list(expected)} are those of {named(self.rollout.env.views)}"
+                raise ConfigError(f"{env}: {found}, but {views}: full_image, and wrist_image below it.")
             for name, kept in (("frames", self.films), ("moved", self.moved)):
                 for i, values in zip(episodes, info.get(name, ())):
                     kept[i].append(values[: self.rollout.execute].cpu())

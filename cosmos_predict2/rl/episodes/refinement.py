@@ -19,20 +19,20 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.conditioner import ACTION_KEY
+from cosmos_predict2.conditioner import ACTION_KEY, SHOWN_KEY, STATE_KEY
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.clip_dataset import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY, PROBE_KEY, probe
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.samples import frame_item, text_item
 from cosmos_predict2.data.split import recorded_outcomes
-from cosmos_predict2.data.views import named
+from cosmos_predict2.data.views import AND, CAMERA_KEYS, require_same, views_of_data
 from cosmos_predict2.evaluation.metrics.agreement import area_under_curve
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
+from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.envs.replays import replayed
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig
@@ -55,6 +55,10 @@ log = logging.getLogger(__name__)
 
 KEPT_DTYPE = torch.float16  # far finer than a tokenizer's own error
 CLIPS_AT_ONCE = 64
+DATA = "model.config.refinement.data"
+BUFFERS = {LATENTS_KEY: "latents", ACTION_KEY: "actions", STATE_KEY: "states"}  # their names, by the entries of a batch
+
+Windows = dict[str, Tensor]  # a row for each window, by the entries of a batch
 
 Outcome = tuple[bool, bool, float]  # of an episode: true success, imagined success, and the imagined value
 
@@ -77,20 +81,24 @@ def build_world_model(wanted: Any) -> Video2WorldModel:
 
 
 class WindowBuffer(nn.Module):
-    """The windows of this phase and of earlier ones, as buffers of fixed size with counts."""
+    """The windows of this phase and of earlier ones, as buffers of fixed size with counts. ``shapes`` has the shape of
+    a window's row, by the entries of a batch."""
 
-    newest_latents: Tensor
-    newest_actions: Tensor
     earlier_latents: Tensor
-    earlier_actions: Tensor
     counts: Tensor
 
-    def __init__(self, num_newest: int, num_earlier: int, latent_shape: tuple[int, ...], action_shape: tuple[int, int]):
+    def __init__(self, num_newest: int, num_earlier: int, shapes: Mapping[str, Sequence[int]]) -> None:
         super().__init__()
-        for name, count in (("newest", num_newest), ("earlier", num_earlier)):
-            self.register_buffer(f"{name}_latents", torch.zeros(count, *latent_shape, dtype=KEPT_DTYPE))
-            self.register_buffer(f"{name}_actions", torch.zeros(count, *action_shape))
+        self.num_kept, self.keys = num_newest, tuple(shapes)
+        for kind, count in (("newest", num_newest), ("earlier", num_earlier)):
+            for key, shape in shapes.items():
+                dtype = KEPT_DTYPE if key == LATENTS_KEY else torch.float32
+                self.register_buffer(f"{kind}_{BUFFERS[key]}", torch.zeros(count, *shape, dtype=dtype))
         self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))  # newest; earlier, all that ever were
+
+    def rows(self, kind: str) -> Windows:
+        """The buffers of the newest or of the earlier windows."""
+        return {key: self.get_buffer(f"{kind}_{BUFFERS[key]}") for key in self.keys}
 
     @property
     def num_newest(self) -> int:
@@ -101,16 +109,13 @@ class WindowBuffer(nn.Module):
         return min(int(self.counts[1]), len(self.earlier_latents))
 
     @torch.no_grad()
-    def begin_phase(self, latents: Tensor, actions: Tensor) -> None:
+    def begin_phase(self, found: Windows) -> None:
         """The newest windows become those of an earlier phase, in place of the oldest; these are the newest."""
-        have, seen, size = self.num_newest, int(self.counts[1]), len(self.earlier_latents)
-        places = torch.arange(seen, seen + have) % size
-        self.earlier_latents[places] = self.newest_latents[:have]
-        self.earlier_actions[places] = self.newest_actions[:have]
-        count = min(len(latents), len(self.newest_latents))
-        self.newest_latents[:count] = latents[:count].to(self.newest_latents)
-        self.newest_actions[:count] = actions[:count].to(self.newest_actions)
-        self.counts.copy_(torch.tensor([count, seen + have]))
+        have, seen, earlier = self.num_newest, int(self.counts[1]), self.rows("earlier")
+        for key, newest in self.rows("newest").items():
+            earlier[key][torch.arange(seen, seen + have) % len(earlier[key])] = newest[:have]
+            newest[: len(found[key])] = found[key][: len(newest)].to(newest)
+        self.counts.copy_(torch.tensor([min(len(found[key]), self.num_kept), seen + have]))
 
 
 class Refinement(nn.Module):
@@ -121,14 +126,18 @@ class Refinement(nn.Module):
         self.config, self._data = config, data
         self._imagination = Imagination(model.world)  # no module: what is trained is not saved here
         if config.old and data is None:
-            wrong = f"model.config.refinement.old={config.old} windows are of refinement.data, which is not set"
+            wrong = f"model.config.refinement.old={config.old} windows are of {DATA}, which is not set"
             raise ConfigError(f"{wrong}: name a data set that the world model was trained on, or set old=0.")
         pipe, tokenizer = model.world.config, model.world.tokenizer
         self.picture, self._probe, self._num_frames = picture, probe(tokenizer), pixel_frames(pipe.state_t)
         factor = tokenizer.spatial_compression_factor
-        latents = (tokenizer.latent_ch, pipe.state_t, picture[0] // factor, picture[1] // factor)
-        actions = (self._num_frames - 1, self._imagination.transform.dim)
-        self.windows = WindowBuffer(config.episodes * config.windows, config.keep, latents, actions)
+        shapes: dict[str, Sequence[int]] = {
+            LATENTS_KEY: (tokenizer.latent_ch, pipe.state_t, picture[0] // factor, picture[1] // factor),
+            ACTION_KEY: (self._num_frames - 1, self._imagination.transform.dim),
+        }
+        if (head := model.world.net.state_head) is not None:
+            shapes[STATE_KEY] = (self._num_frames, head.state_dim)
+        self.windows = WindowBuffer(config.episodes * config.windows, config.keep, shapes)
 
     @classmethod
     def of(
@@ -149,12 +158,18 @@ class Refinement(nn.Module):
         if (offload := env.offload_policy) != "never":
             wrong = f"model.config.env.offload={offload}, but model.config.refinement trains the world model"
             raise ConfigError(f"{wrong}, which stays on the GPU: set offload=never, or model.config.refinement=null.")
-        if len(env.views) > 1:
-            cure = "set model.config.refinement=null, and train the world model anew on the recordings of a phase"
-            raise ConfigError(f"The world model has {named(env.views)}, and refinement knows one view: {cure}.")
+        if model.world.net.state_head is not None and config.recordings is None:
+            raise ConfigError(
+                "The world model predicts the robot's state, which model.config.true_env does not show after each"
+                " action: set model.config.refinement.recordings to a folder of episodes of scripts.collect."
+            )
         require_refinable(model, config, whole.rl.micro_batches)
         observed, _ = shown.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))
-        _, height, width, _ = observed["full_image"].shape
+        _, height, width, _ = whole_pictures(observed, len(env.views)).shape
+        if true_env is not None:
+            true_env.views = env.views  # its frames show them all
+        if config.data is not None and any(key in config.data for key in CAMERA_KEYS):
+            require_same(env.views, views_of_data(config.data), "The world model", DATA, "name its cameras there.")
         return cls(config, model, lazy_config.instantiate(config.data), (height, width))
 
     def due_phase(self, experiences: int) -> int | None:
@@ -189,7 +204,7 @@ class Refinement(nn.Module):
         """Windows of true episodes, of all ranks: the newest from now on. Of each part only its windows are kept."""
         span = self._num_frames - 1
         generator = random.generator(seed, phase * distributed.world_size() + distributed.rank(), "windows")
-        found, has_moved = list[tuple[Tensor, Tensor]](), False
+        found, has_moved = list[Windows](), False
         for played in parts:
             moves, places = chosen_windows(played, span, self.config.window_stride, self.config.windows, generator)
             if moves and not has_moved:
@@ -204,8 +219,8 @@ class Refinement(nn.Module):
     def add_recorded(self, env: WorldModelEnv, phase: int, run: str, seed: int, dims: ParallelDims) -> dict[str, float]:
         """Windows of the episodes that the robot played with the policy of a run, evenly spread over them: the newest
         from now on. Before that the figures of what the world model imagines of their actions, which it gives."""
-        config, of_model = self.config, (self._num_frames, self.picture, env.imagination.transform)
-        data = open_recorded_phase(config, phase, run, *of_model)
+        config = self.config
+        data = open_recorded_phase(config, phase, run, env, self._num_frames, self.picture)
         seed = random.derive_seed(seed, phase, "recorded") % 2**31
         own = range(dims.dp_rank, len(data.source), dims.dp_size)
         mine = [*outcomes(data, env, config.success_column, seed, own)]
@@ -213,23 +228,24 @@ class Refinement(nn.Module):
         listed = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
         log.info("phase %d: %d episodes of the robot, %s", phase, len(data.source), listed)
         assert data.windows is not None
-        chosen = data.windows.spread(len(self.windows.newest_latents))[dims.dp_rank :: dims.dp_size]
+        chosen = data.windows.spread(self.windows.num_kept)[dims.dp_rank :: dims.dp_size]
         found = []
         for first in range(0, len(chosen), CLIPS_AT_ONCE):
             items = [data[i] for i in chosen[first : first + CLIPS_AT_ONCE]]
-            actions = torch.stack([item[ACTION_KEY] for item in items])
-            found.append((self._encoded(torch.stack([item["video"] for item in items])), actions))
+            found.append({LATENTS_KEY: self._encoded(torch.stack([item["video"] for item in items]))})
+            found[-1] |= {key: torch.stack([item[key] for item in items]) for key in self.windows.keys[1:]}
         _begin(self.windows, found, f"{data.source} holds no window.")
         return figures
 
-    def _kept(self, played: Trajectories, places: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    def _kept(self, played: Trajectories, places: list[tuple[int, int]]) -> Windows:
         """Latents and scaled actions of some windows."""
         frames = played.frames_E_F_H_W_C
         assert frames is not None
         raw_E_L_D = _by_step(played.actions_M_E_A_D, frames.shape[1] - 1)
         video = torch.stack([frames[i, start : start + self._num_frames] for i, start in places])
         raw = torch.stack([raw_E_L_D[i, start : start + self._num_frames - 1] for i, start in places])
-        return self._encoded(video.permute(0, 4, 1, 2, 3)), self._imagination.transformed(raw.cpu().numpy())
+        actions = self._imagination.transformed(raw.cpu().numpy())
+        return {LATENTS_KEY: self._encoded(video.permute(0, 4, 1, 2, 3)), ACTION_KEY: actions}
 
     def _encoded(self, video_B_C_F_H_W: Tensor) -> Tensor:
         """Latents in the scale of the network, as they are kept."""
@@ -246,46 +262,53 @@ class Refinement(nn.Module):
             parts.append(self._drawn("earlier", windows.num_earlier, num_earlier, seed, position))
         if config.old:
             parts.append(self._old(seed, position))
-        latents, world = torch.cat([part[0] for part in parts]), self._imagination.world
-        size = len(latents)
+        if any(SHOWN_KEY in part for part in parts):  # old data of which some cameras were not filmed
+            all_views = torch.ones_like(parts[-1][SHOWN_KEY][:1])
+            parts = [{SHOWN_KEY: all_views.expand(len(part[ACTION_KEY]), -1), **part} for part in parts]
+        own, world = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, self._imagination.world
+        size = len(own[LATENTS_KEY])
         one = {"fps": torch.tensor(float(world.config.fps)), **frame_item(self.picture)}
         one |= text_item(torch.zeros(1, world.net.text_channels), torch.ones(1))
         batch: dict[str, Any] = {key: value.expand(size, *value.shape).clone() for key, value in one.items()}
-        batch[LATENTS_KEY], batch[PROBE_KEY] = latents, self._probe.expand(size, *self._probe.shape)
-        batch[ACTION_KEY] = torch.cat([part[1] for part in parts])
+        batch |= {**own, PROBE_KEY: self._probe.expand(size, *self._probe.shape)}
         batch[TRANSFORM_KEY] = [self._imagination.transform.to_json()] * size
         batch[POSITION_KEY] = torch.arange(position, position + size)
         return batch
 
-    def _drawn(self, name: str, have: int, count: int, seed: int, position: int) -> tuple[Tensor, Tensor]:
-        rows = torch.randint(have, (count,), generator=random.generator(seed, position, f"refinement/{name}"))
-        latents, actions = getattr(self.windows, f"{name}_latents"), getattr(self.windows, f"{name}_actions")
-        return latents[rows.to(latents.device)].float(), actions[rows.to(actions.device)]
+    def _drawn(self, kind: str, have: int, count: int, seed: int, position: int) -> Windows:
+        rows = torch.randint(have, (count,), generator=random.generator(seed, position, f"refinement/{kind}"))
+        return {key: kept[rows.to(kept.device)].float() for key, kept in self.windows.rows(kind).items()}
 
-    def _old(self, seed: int, position: int) -> tuple[Tensor, Tensor]:
+    def _old(self, seed: int, position: int) -> Windows:
         data, world = self._data, self._imagination.world
         items: list[Mapping[str, Any]] = []
         with random.preserved():
             for i in range(self.config.old):
                 random.seed_host(seed, position + i, "refinement/old")
                 items.append(data[int(numpy.random.randint(len(data)))])
-        device = self.windows.newest_latents.device
-        if LATENTS_KEY in items[0]:
-            latents = torch.stack([item[LATENTS_KEY] for item in items])
-        else:
-            latents = world.encode(torch.stack([item["video"] for item in items])) / world.config.sigma_data
-        return latents.to(device).float(), torch.stack([item[ACTION_KEY] for item in items]).to(device)
+        found = {key: torch.stack([item[key] for item in items]) for key in (*BUFFERS, SHOWN_KEY) if key in items[0]}
+        if LATENTS_KEY not in found:
+            video = torch.stack([item["video"] for item in items])
+            found[LATENTS_KEY] = world.encode(video) / world.config.sigma_data
+        for key, rows in self.windows.rows("newest").items():
+            if key not in found or found[key].shape[1:] != rows.shape[1:]:
+                shown = list(found[key].shape[1:]) if key in found else "none"
+                raise DataError(
+                    f"The world model learns from {BUFFERS[key]} {list(rows.shape[1:])}, but a sample of"
+                    f" {DATA} has {shown}: give the data that it was trained on."
+                )
+        return {key: value.to(self.windows.counts.device).float() for key, value in found.items()}
 
 
-def _begin(windows: WindowBuffer, found: list[tuple[Tensor, Tensor]], problem: str) -> None:
+def _begin(windows: WindowBuffer, found: Sequence[Windows], problem: str) -> None:
     """The windows that all ranks have found are the newest."""
-    nothing = (windows.newest_latents[:0].cpu(), windows.newest_actions[:0].cpu())
-    latents, rows = zip(nothing, *found, strict=True)
-    of_ranks = distributed.all_gather_object((torch.cat(latents), torch.cat(rows)))
-    all_latents, all_rows = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
-    if not len(all_rows):  # on all ranks
+    nothing = {key: rows[:0].cpu() for key, rows in windows.rows("newest").items()}
+    own = {key: torch.cat([rows, *(part[key] for part in found)]) for key, rows in nothing.items()}
+    of_ranks = distributed.all_gather_object(own)
+    of_all = {key: torch.cat([part[key] for part in of_ranks]) for key in own}
+    if not len(of_all[ACTION_KEY]):  # on all ranks
         raise DataError(problem)
-    windows.begin_phase(all_latents, all_rows)
+    windows.begin_phase(of_all)
 
 
 def require_refinable(model: Video2WorldModel, config: RefinementConfig, micro_batches: int) -> None:
@@ -345,9 +368,9 @@ def open_recorded_phase(
     config: RefinementConfig,
     phase: int,
     policy: str,
+    env: WorldModelEnv,
     num_frames: int,
-    picture: Sequence[int],
-    transform: ActionTransform,
+    picture: tuple[int, int],
 ) -> LeRobotActionDataset:
     """The episodes of a phase, read as ``config.data`` reads those that the world model was trained on; raises where
     they were not played yet. ``policy`` is the run whose newest checkpoint plays them."""
@@ -361,11 +384,17 @@ def open_recorded_phase(
             f" scripts.collect --suite SUITE --policy {policy} --episodes {config.episodes} --first"
             f" {phase * 10**5} --out {folder}. Then start this run again: it goes on from here."
         )
-    own: dict[str, Any] = dict(root=str(folder), num_frames=num_frames, video_size=list(picture), text_width=1)
-    own |= dict(data_split="full", split_file=None, action_transform=transform, load_t5_embeddings=False)
+    size = [picture[0] // len(env.views), picture[1]]  # of each view
+    own: dict[str, Any] = dict(root=str(folder), num_frames=num_frames, video_size=size, text_width=1)
+    own |= dict(data_split="full", split_file=None, load_t5_embeddings=False)
+    own["action_transform"] = env.imagination.transform
     if config.data is not None and "root" in takes(target_of(config.data))[0]:
         found: LeRobotActionDataset = lazy_config.instantiate(config.data, **own)
         return found
+    if len(env.views) > 1:
+        own["camera"] = AND.join(env.views)
+    if env.head is not None:
+        own["state"] = env.imagination.world.config.state
     return LeRobotActionDataset(**own)
 
 

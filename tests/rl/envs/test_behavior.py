@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cosmos_predict2.rl.envs import suites
-from cosmos_predict2.rl.envs.contract import check_environment
+from cosmos_predict2.rl.envs.contract import check_environment, check_frames
 from cosmos_predict2.rl.envs.simulators import omnigibson
 from cosmos_predict2.rl.envs.simulators.behavior import BehaviorEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import evaluate, film, held_out_starts
@@ -39,7 +39,10 @@ def _reset(env: BehaviorEnv, **options: Any) -> Any:
 
 
 def test_it_keeps_the_contract(og: Any) -> None:
-    check_environment(BehaviorEnv(num_envs=3, tasks=list(fake.TASKS)[:2], renders=fake.LATE, keep_frames=True, **SMALL))
+    env = BehaviorEnv(num_envs=3, tasks=list(fake.TASKS)[:2], renders=fake.LATE, keep_frames=True, **SMALL)
+    check_environment(env)
+    env.views = ("head", "left", "right")
+    check_frames(env, 0)
 
 
 def test_policies_are_shown_the_cameras_and_23_numbers(og: Any) -> None:

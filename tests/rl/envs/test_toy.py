@@ -104,7 +104,9 @@ def test_a_covered_table_is_seen_from_the_wrist_too() -> None:
     assert not env.chunk_step(actions)[-1]["success"].any() and env.chunk_step(actions)[-1]["success"].all()
     assert (env._judged(numpy.arange(4))[0] < 0.1).all()
     assert ToyEnv(2).reset()[0]["wrist_image"].shape == (2, 0, 48, 48, 3)
-    check_environment(suites.find("toy_covered").env(3, SimpleNamespace(action_dim=4)))
+    env = suites.find("toy_covered").env(3, SimpleNamespace(action_dim=4))
+    env.views = ("front", "wrist")
+    check_environment(env)
     with pytest.raises(ConfigError, match=r"below the cover of the setting 'covered': give a reward .*--reward"):
         ToyDetectorReward("covered")
 

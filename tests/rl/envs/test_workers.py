@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.envs.contract import check_environment
+from cosmos_predict2.rl.envs.contract import check_environment, check_frames
 from cosmos_predict2.rl.envs.simulators import rendering, worker_process, workers
 from cosmos_predict2.rl.envs.simulators.worker_process import DONE, STEPPED
 from cosmos_predict2.rl.envs.simulators.worker_process import _Worker as Answering
@@ -44,6 +44,8 @@ def test_workers_keep_the_contract() -> None:
     env = instantiate(node)
     check_environment(pickle.loads(pickle.dumps(env)))  # as it travels to actors of Ray
     assert not env._workers  # and the first one has none
+    env.views = ("above", "half as large")
+    check_frames(env, 0)
 
 
 def test_each_worker_has_its_own_seed_and_renderer_and_what_the_environment_was_built_with() -> None:

@@ -14,6 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.simulators.omnigibson import BehaviorTask, OmniGibson, read_tasks, simulator
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
@@ -103,7 +104,8 @@ class BehaviorEnv(EnvDefaults):
             if rows.size and k < count:
                 self._step(book, ids[rows], actions[rows, k], chunk, rows, k)
             if self.keep_frames:
-                film.append(torch.stack([self._seen[i]["full_image"] for i in ids.tolist()]))
+                seen = {name: torch.stack([self._seen[i][name] for i in ids.tolist()]) for name in _OBSERVED[:2]}
+                film.append(whole_pictures(seen, len(self.views)))
         info = book.info(ids, chunk)
         if film:
             info["frames"] = torch.stack(film, dim=1)

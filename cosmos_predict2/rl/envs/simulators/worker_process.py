@@ -74,12 +74,12 @@ class _Worker:
         observed = self.env.reset(task_id, trial_id, seed)
         return str(observed["task_description"]), arrays_of(observed)
 
-    def play(self, actions: Floats, ends_on_success: bool, keeps_frames: bool) -> dict[str, NDArray[Any]]:
-        """Execute actions, and report each of them; the last observation."""
+    def play(self, actions: Floats, ends_on_success: bool, num_views: int) -> dict[str, NDArray[Any]]:
+        """Execute actions, and report each of them, with so many pictures; the last observation."""
         for action in actions:
             observed, reward, is_success = self.env.step(action)
-            frame = observed["full_image"] if keeps_frames else None
-            self.connection.send((STEPPED, float(reward), bool(is_success), frame))
+            shown = dict(full_image=observed["full_image"], wrist_image=observed["wrist_image"][: num_views - 1])
+            self.connection.send((STEPPED, float(reward), bool(is_success), shown if num_views else None))
             if is_success and ends_on_success:
                 break
         return arrays_of(observed)

@@ -28,6 +28,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.envs.scoring import Book, Chunk, Ids
 from cosmos_predict2.rl.envs.simulators import Floats, rendering
 from cosmos_predict2.rl.envs.simulators.worker_process import FAILED, STEPPED, serve
@@ -127,24 +128,24 @@ class WorkerEnv(EnvDefaults):
         bounds = (self._metadata.get("action_low", -1.0), self._metadata.get("action_high", 1.0))
         checked, count = book.check_actions(actions_E_A_D, ids, self._metadata["action_dim"], execute, bounds=bounds)
         actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])
-        films = [[self._seen[i]["full_image"]] for i in ids.tolist()] if self.keep_frames else []
+        films = [[self._whole(self._seen[i])] for i in ids.tolist()] if self.keep_frames else []
         row_of = {int(i): row for row, i in enumerate(ids) if not book.is_over[i]}
 
-        def on_step(env: int, reward: float, is_success: bool, frame: Any) -> None:
+        def on_step(env: int, reward: float, is_success: bool, shown: Mapping[str, Any] | None) -> None:
             row, k = row_of[env], int(chunk.executed_E_A[row_of[env]].sum())
             self._actions[env].append(actions[row, k])
             book.steps[env] += 1
             ends = book.end(numpy.array([env]), numpy.array([is_success]), self.terminate_on_success)
             chunk.put([row], k, [reward], ends)
-            if frame is not None:
-                films[row].append(frame)
+            if shown is not None:
+                films[row].append(self._whole(shown))
 
         left = book.max_steps - book.steps
         self._play(book, {i: actions[row, : min(count, left[i])] for i, row in row_of.items()}, on_step)
         info = self._info(book, ids, chunk)
         if films:  # each begins before its first action, and its last picture stays
             rows = [[*film[1:], *[film[-1]] * (checked.shape[1] + 1 - len(film))] for film in films]
-            info["frames"] = torch.from_numpy(numpy.stack([numpy.stack(row) for row in rows]))
+            info["frames"] = torch.stack([torch.stack(row) for row in rows])
         return self._observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
 
     def get_state(self) -> bytes:
@@ -197,7 +198,8 @@ class WorkerEnv(EnvDefaults):
 
     def _play(self, book: Book, actions: Mapping[int, Floats], on_step: OnStep | None = None) -> None:
         """Execute actions in some environments. The episode of a worker that dies is over, and invalid."""
-        flags = (self.terminate_on_success, self.keep_frames and on_step is not None)
+        num_views = len(self.views) if self.keep_frames and on_step is not None else 0
+        flags = (self.terminate_on_success, num_views)
         played = self._ask({i: ("play", one, *flags) for i, one in actions.items()}, self.step_timeout, on_step)
         for i in actions:
             if i in played:
@@ -210,6 +212,11 @@ class WorkerEnv(EnvDefaults):
 
     def _info(self, book: Book, ids: Ids, chunk: Chunk | None = None) -> dict[str, Any]:
         return {**book.info(ids, chunk), "valid": torch.from_numpy(self._is_valid[ids])}
+
+    def _whole(self, shown: Mapping[str, Any]) -> Tensor:
+        """The picture of all views, uint8 [H, W, 3]."""
+        pictures = {name: torch.from_numpy(numpy.array(shown[name]))[None] for name in ("full_image", "wrist_image")}
+        return whole_pictures(pictures, len(self.views))[0]
 
     def _observation(self, ids: Ids) -> Observation:
         found: dict[str, Any] = {"task_description": [self._sentences[i] for i in ids]}
