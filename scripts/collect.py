@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
         for recording, is_success in recorded_episodes(policy, env, starts, args.mode, execute, camera):
             successes, lost = successes + is_success, lost + (recording is None)
             if recording is not None:
-                writer.add(recording.with_only(writer.names) if args.base else recording)
+                writer.add(recording.with_only(writer.names) if extended else recording)
             progress.update()
     env.close()
     if len(writer) == before:

@@ -68,7 +68,7 @@ class Counting:
             "valid": torch.tensor([self.trials[i] != 3 for i in env_ids]),
         }
         zeros = torch.zeros(len(env_ids), 1)
-        return self._seen(env_ids), zeros, zeros.bool(), zeros.bool(), info
+        return self._seen(env_ids), zeros + executed, zeros.bool(), zeros.bool(), info
 
 
 def test_rows_of_a_recording_match_its_pictures() -> None:
@@ -85,6 +85,8 @@ def test_rows_of_a_recording_match_its_pictures() -> None:
         assert film.shape == (3, length, 4, 4) and film[1, :, 0, 0].tolist() == list(range(length))
         assert recording.columns["observation.state"][:, 1].tolist() == list(range(length))
         assert recording.columns["next.success"].nonzero()[0].tolist() == [2] and is_success
+        assert recording.columns["next.reward"].tolist() == [0] + [1] * (length - 1)
+        assert recording.columns["next.done"].nonzero()[0].tolist() == [length - 1]
         actions = recording.columns["action"]
         assert actions.shape == (length, 4) and actions.max() <= 0.5 and actions.min() >= -1.0
         assert numpy.array_equal(actions[-1], actions[-2])
@@ -158,13 +160,17 @@ def robots(folder: Path, camera: str, **more: Any) -> Path:
 def test_a_data_set_begins_with_a_copy_of_recordings_of_a_robot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = robots(tmp_path / "mine", "observation.images.top")  # another name of the camera
+    more = {"next.reward": numpy.zeros(5, numpy.float32), "next.done": numpy.arange(5) == 4}  # as lerobot's
+    mine = robots(tmp_path / "mine", "observation.images.top", **more)  # another name of the camera
     words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 2, "--base", mine)
     assert call(collect, *words, "--out", tmp_path / "all", "--camera", "top") == 0
     found = LeRobotSource.open(tmp_path / "all")
     assert len(found) == 3 and len(LeRobotSource.open(tmp_path / "mine")) == 1
     assert found.columns(1, ["next.success"])["next.success"].dtype == numpy.float32
     assert found.frames(2, "observation.images.top", [0]).shape == (3, 1, 48, 48)
+    played = found.columns(1, ["next.reward", "next.done"])
+    assert played["next.done"].tolist() == [False] * 24 + [True]
+    assert not played["next.reward"][:24].any() and played["next.reward"][24] != 0  # the toy world's is of the last one
     assert call(collect, *words, "--out", tmp_path / "other") == 2  # without the name of the camera
     told = capsys.readouterr().err
     assert "'observation.images.top', which episodes that are played in this suite do not have" in told
@@ -174,11 +180,11 @@ def test_recordings_have_no_column_that_the_suite_does_not_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is found before an episode is played."""
-    mine = robots(tmp_path / "mine", CAMERA, **{"next.reward": numpy.zeros(5, numpy.float32)})
+    mine = robots(tmp_path / "mine", CAMERA, **{"observation.effort": numpy.zeros(5, numpy.float32)})
     words = ("--suite", "toy", "--policy", f"{__name__}:Wanderer", "--episodes", 2, "--base", mine)
     assert call(collect, *words, "--out", tmp_path / "all") == 2
     told = capsys.readouterr().err
-    assert "'next.reward', which episodes that are played in this suite do not have. Leave it out" in told
+    assert "'observation.effort', which episodes that are played in this suite do not have. Leave it out" in told
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 
 CAMERA, WRIST = "observation.images.front", "observation.images.wrist"
+_REWARD_COLUMN, _DONE_COLUMN = "next.reward", "next.done"
 _STATE_COLUMN, _IMAGES = "observation.state", "observation.images."
 _PICTURES, _WRISTS, _STATE, _TASK = "full_image", "wrist_image", "state", "task_description"
 
@@ -37,6 +38,7 @@ class _Episode:
     seen: dict[str, list[Tensor]] = field(default_factory=lambda: {_PICTURES: [], _WRISTS: [], _STATE: []})
     actions: list[Tensor] = field(default_factory=list)
     success: list[bool] = field(default_factory=lambda: [False])  # of each picture
+    rewards: list[float] = field(default_factory=lambda: [0.0])
     num_decisions: int = 0
 
     def see(self, observation: Observation, row: int) -> None:
@@ -47,6 +49,8 @@ class _Episode:
         """A row for each picture; row k's action leads from picture k to the next one, the last row repeats it."""
         actions = [*self.actions, self.actions[-1]]
         columns = {"action": torch.stack(actions).numpy(), SUCCESS_COLUMN: numpy.array(self.success)}
+        columns[_REWARD_COLUMN] = numpy.array(self.rewards, numpy.float32)
+        columns[_DONE_COLUMN] = numpy.arange(len(actions)) == len(self.actions)
         if self.seen[_STATE][0].numel():
             columns[_STATE_COLUMN] = torch.stack(self.seen[_STATE]).float().numpy()
         films = [torch.stack(self.seen[_PICTURES]), *torch.stack(self.seen[_WRISTS]).unbind(1)]
@@ -57,7 +61,8 @@ class _Episode:
 
 def require_columns(names: Collection[str], observation: Observation, camera: str, where: str) -> None:
     """Refuse recordings whose columns or cameras episodes that are played in an environment do not have."""
-    shown = {"action", SUCCESS_COLUMN, *COUNTERS, *_cameras(camera, 1 + observation[_WRISTS].shape[1])}
+    columns = {"action", SUCCESS_COLUMN, _REWARD_COLUMN, _DONE_COLUMN, *COUNTERS}
+    shown = columns | {*_cameras(camera, 1 + observation[_WRISTS].shape[1])}
     if observation[_STATE].shape[1:].numel():
         shown.add(_STATE_COLUMN)
     if absent := [name for name in names if name not in shown]:
@@ -104,10 +109,11 @@ def recorded_episodes(
         for actions_E_D in decided[:, :execute].unbind(1):
             if not active_E.any():
                 break
-            observation, _, _, _, info = env.chunk_step(actions_E_D[:, None], places.ids)
+            observation, reward, _, _, info = env.chunk_step(actions_E_D[:, None], places.ids)
             for row in info["executed"][:, 0].nonzero().flatten().tolist():
                 episodes[row].actions.append(actions_E_D[row].float().clamp(low, high))
                 episodes[row].success.append(bool(info["success"][row]))
+                episodes[row].rewards.append(float(reward[row, 0]))
                 episodes[row].see(observation, row)
             active_E = info["active"].cpu()
         is_over_E, is_valid_E = ~active_E | lost_E, ~lost_E & info.get("valid", torch.tensor(True)).cpu()
