@@ -13,7 +13,7 @@ from cosmos_predict2.data.video.clips import Fit, stretch
 from cosmos_predict2.pipelines.recorded_run import composed_run
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.imagined.check import read_reward
-from cosmos_predict2.rl.imagined.look_ahead import LookAhead
+from cosmos_predict2.rl.imagined.look_ahead import MARGIN, LookAhead
 from cosmos_predict2.rl.policies.files import find_policy
 from cosmos_predict2.rl.policies.remote.policy import is_remote
 from cosmos_predict2.world_model.assembly import device_of
@@ -72,6 +72,7 @@ def look_ahead_of(
     chunks: int = 1,
     execute: int | None = None,
     device: str | None = None,
+    margin: float = MARGIN,
 ) -> LookAhead:
     """A policy, by its file or run, that looks ahead in a world model, on ``device``, and by a reward of yours.
 
@@ -86,7 +87,7 @@ def look_ahead_of(
     if (dim := imagination.transform.dim) != player.action_dim:
         raise ConfigError(f"{world_model}: its actions have {dim} numbers, those of {policy} {player.action_dim}.")
     execute = card.about.get("execute") if execute is None else execute
-    return LookAhead(player, imagination, read_reward(reward), candidates, chunks, execute, fit_of(world_model))
+    return LookAhead(player, imagination, read_reward(reward), candidates, chunks, execute, fit_of(world_model), margin)
 
 
 def world_model_of(dit_path: str) -> Any:

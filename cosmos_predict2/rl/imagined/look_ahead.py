@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A policy that looks ahead: of several chunks that it could play, the one whose imagined end is worth most.
+"""A policy that looks ahead: of several chunks that it could play, the one whose imagined end is worth most, where it
+is clearly worth more than its own.
 
     policy = LookAhead(policy, imagination_of(world_model), read_reward(reward), candidates=8)
 
@@ -32,6 +33,7 @@ from cosmos_predict2.rl.interfaces import (
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import ConfigError
 
+MARGIN = 0.1  # of a value between 0 and 1
 _SEEDS = 2**31
 
 
@@ -41,8 +43,9 @@ class LookAhead(PolicyDefaults):
     and is imagined as it is given, not clipped. ``fit`` brings the pictures that are seen to the size of the world
     model's.
 
-    All candidates of a place share the world model's noise; of equals the policy's own decision is played. A draw that
-    is lost is no candidate.
+    All candidates of a place share the world model's noise. A draw is played that is worth more by ``margin`` than the
+    policy's own decision, in the reward's values: where an end is far off, all are worth about the same, and the best
+    of them is a draw by chance, which succeeds less. A draw that is lost is no candidate.
     """
 
     def __init__(
@@ -54,13 +57,17 @@ class LookAhead(PolicyDefaults):
         chunks: int = 1,
         execute: int | None = None,
         fit: Callable[[Tensor], Tensor] | None = None,
+        margin: float = MARGIN,
     ) -> None:
         if candidates < 2 or chunks < 1:
             raise ConfigError(f"candidates={candidates}, chunks={chunks}: two candidates and one chunk at least.")
+        if margin < 0:
+            raise ConfigError(f"margin={margin}: how much more a draw must be worth than the policy's own, at least 0.")
         whole: Any = policy
         execute = whole.chunk if execute is None else execute
         if not 1 <= execute <= whole.chunk:
             raise ConfigError(f"execute={execute}: at least 1, and at most the {whole.chunk} actions of a decision.")
+        self.margin = margin
         self.policy, self.imagination, self.fit = policy, imagination, fit
         self.reward = completed(reward, FrameRewardDefaults)
         self.reward.to(imagination.world.device)
@@ -90,6 +97,7 @@ class LookAhead(PolicyDefaults):
         actions_E_N_A_D = torch.cat([own.actions_E_A_D[:, None], actions.unflatten(0, (size, count - 1))], dim=1)
         many = rows_of(observation, [row for row in range(size) for _ in range(count)])
         value_E_N = self._values(many, actions_E_N_A_D.flatten(0, 1), seeds_E_N[:, :1].expand(-1, count), draws)
+        value_E_N[:, 0] += self.margin
         best_E = value_E_N.argmax(dim=1)  # the first of equals
         return Decision(actions_E_N_A_D[torch.arange(size), best_E, : self.chunk], {}, is_lost_E=own.is_lost_E)
 
