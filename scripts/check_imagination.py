@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.data.split import make_split, recorded_outcomes, require_usable, split_of
     from cosmos_predict2.data.views import require_same, views_of
     from cosmos_predict2.rl.envs import suites
-    from cosmos_predict2.rl.envs.replays import require_actions_of
+    from cosmos_predict2.rl.envs.replays import with_actions_of
     from cosmos_predict2.rl.imagined import check
     from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
     from cosmos_predict2.rl.imagined.verdict import judge, require_known, table
@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--suite needs --policy: whose attempts are to be played there.")
     device, seed = device_of(args.device), args.seed
     source = LeRobotSource.open(args.data)
-    require_usable(source, args.camera)
     split = split_of(args.split, source) if args.split else make_split(args.data, success_column=args.success_column)
     names = ["policy"] if len(args.policy) == 1 else [f"policy/{i + 1}" for i in range(len(args.policy))]
     policies = dict(zip(names, args.policy, strict=True))
@@ -73,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     inputs["world_model"] = digest(args.world_model, load_ema=args.load_ema)
     imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device)
     inputs |= {"tokenizer": part_digest(imagination.world.tokenizer)[:16], "split": split.digest[:16]}
-    require_actions_of(source, imagination)
+    source = with_actions_of(source, imagination)
+    require_usable(source, args.camera)
     require_same(imagination.views, views_of(args.camera), "The world model", "--camera", "give its cameras.")
     reward = check.read_reward(args.reward)
     chunk, fit = imagination.config.chunk_size, fit_of(args.world_model)
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
                 one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, alone, fit)
         by_policy[name] = one
     if args.played:
-        played = LeRobotSource.open(args.played)
+        played = with_actions_of(LeRobotSource.open(args.played), imagination)
         outcomes = recorded_outcomes(played, args.success_column, last=True)
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0, fit)
         figures |= check.played_figures(imagination, reward, own, seed, alone)

@@ -35,6 +35,7 @@ add("--policy", dest="policies", action="append", metavar="POLICY", help=kinds)
 add("--clones", type=command_line.at_least(1), default=2, help="of each kind; the best of all in imagination learns")
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
 add("--camera", default="", metavar="NAME", help="of several, the one to look at, or more with + between them")
+add("--action_keys", nargs="+", default=(), metavar="COLUMN", help="what makes an action (default: action)")
 add("--state", action="store_true", help="policies read the robot's state, and the world model predicts it")
 add("--episodes", type=command_line.at_least(1), default=200, help="of the truth with --suite, half of a trial before")
 add("--picture_size", type=command_line.at_least(16), default=64, help="of their longer side, for the models")
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         cure = f"are recorded with {SUCCESS_COLUMN}. Rename it in the recordings, or leave --phases out"
         raise ConfigError(f"--success_column {args.success_column}: true episodes {cure}.")
     given = {field.name: getattr(args, field.name) for field in fields(Options) if field.name != "imports"}
+    given["action_keys"] = tuple(args.action_keys)
     given["policies"] = tuple(dict.fromkeys(args.policies or Options.policies))
     options = Options(**given, imports=tuple(getattr(args, "import")))
     if args.dryrun:

@@ -181,7 +181,7 @@ def _pictures(args: argparse.Namespace, device: str) -> _Shown:
     from cosmos_predict2.data.lerobot.reader import LeRobotSource
     from cosmos_predict2.data.split import require_usable
     from cosmos_predict2.data.views import require_same, views_of
-    from cosmos_predict2.rl.envs.replays import require_actions_of
+    from cosmos_predict2.rl.envs.replays import with_actions_of
     from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
     from cosmos_predict2.rl.rewards.success_training import OUTCOME, TRUE, LabelledPictures
 
@@ -191,7 +191,6 @@ def _pictures(args: argparse.Namespace, device: str) -> _Shown:
     parts = parts_of(source, args.split, args.val_fraction)
     imagination, fit = None, None
     if args.world_model:
-        require_usable(source, args.camera)
         imagination = imagination_of(args.world_model, device=device)
         card = read_card(args.world_model)
         if card.frame_rate is not None and abs(card.frame_rate / source.info.fps - 1) > 0.01:
@@ -199,7 +198,8 @@ def _pictures(args: argparse.Namespace, device: str) -> _Shown:
             raise DataError(f"{args.data} has {rates} (a stride). Give recordings of that rate, or another model.")
         if int(source.episodes.lengths.min()) < 2:
             raise DataError(f"{args.data} has an episode of one picture: nothing can be imagined of it. Remove it.")
-        require_actions_of(source, imagination)
+        source = with_actions_of(source, imagination)
+        require_usable(source, args.camera)
         require_same(imagination.views, views_of(args.camera), "The world model", "--camera", "give its cameras.")
         fit = fit_of(args.world_model)
     recordings = LabelledRecordings(source, args.success_column, args.camera, parts[0], near_misses=args.near, fit=fit)

@@ -126,6 +126,12 @@ class ModelCard:
     base: str = ""  # the weights that training started from
     digests: Mapping[str, str] = field(default_factory=dict)  # of the weights of the other parts, by their names
 
+    @property
+    def action_keys(self) -> tuple[str, ...] | None:
+        """The columns that made an action of the run's data; None where none were named."""
+        data = (self.run.get("dataloader_train") or {}).get("dataset") or {}
+        return tuple(keys) if isinstance(keys := data.get("action_keys"), list) else None
+
     def opened(self) -> "ModelCard":
         """This card; raises where the weights cannot be opened."""
         if self.problem:

@@ -35,12 +35,15 @@ LAST_CHUNKS = ("pad", "drop")
 
 class Imagination:
     """An action-conditioned world model; its config records the transform that actions go through. ``views`` are those
-    of its pictures, from top to bottom (`data.views`)."""
+    of its pictures, from top to bottom (`data.views`), ``action_keys`` the columns of its recordings that make an
+    action, where they were named."""
 
-    def __init__(self, world: WorldModel, views: Sequence[str] = ("",)) -> None:
+    def __init__(
+        self, world: WorldModel, views: Sequence[str] = ("",), action_keys: Sequence[str] | None = None
+    ) -> None:
         if not isinstance(world.config, Video2WorldActionPipelineConfig):
             raise ConfigError("Actions need a world model configured by a Video2WorldActionPipelineConfig.")
-        self.world, self.views = world, tuple(views)
+        self.world, self.views, self.action_keys = world, tuple(views), action_keys
         self.config = world.config
 
     @property

@@ -2,18 +2,24 @@
 """Names and rate of recorded actions go with what learns from them, and another order or rate is refused by both."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, controller
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
-from cosmos_predict2.rl.envs.replays import require_actions_of
+from cosmos_predict2.rl.envs.replays import recorded_actions, with_actions_of
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
@@ -53,7 +59,7 @@ def imagination(contract: ActionContract) -> Any:
     transform = ActionTransform.from_json(
         ActionTransform(kind="controller", scale=controller(4).scale, stats=contract.to_dict() or None).to_json()
     )
-    parts = dict(config=made.config, views=("",), world=made.world, state_head=None)
+    parts = dict(config=made.config, views=("",), world=made.world, state_head=None, action_keys=None)
     return SimpleNamespace(transform=transform, **parts)
 
 
@@ -89,15 +95,33 @@ def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings:
     assert policy.contract == ActionContract(NAMES, 5.0)
     wrong, words = OTHERS[other]
     with pytest.raises(ConfigError, match=words):
-        require_actions_of(source, imagination(wrong))
+        with_actions_of(source, imagination(wrong))
     with pytest.raises(ConfigError, match=words + ".*make_reset_states"):
         WorldModelEnv(imagination(wrong), starts, ToyDetectorReward(), 3, None)
     env = WorldModelEnv(imagination(wrong), starts, ToyDetectorReward(), 3, 24)  # their pictures alone are used
     with pytest.raises(ConfigError, match=words + ".*clone it anew"):
         require_inputs(env, policy)
     for contract in FITTING:
-        require_actions_of(source, imagination(contract))
+        with_actions_of(source, imagination(contract))
         require_inputs(WorldModelEnv(imagination(contract), starts, ToyDetectorReward(), 3, None), policy)
+
+
+def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from(tmp_path: Path) -> None:
+    """Of a run that names them; what scripts.collect recorded has them as one."""
+    rows, writer = numpy.arange(52, dtype=numpy.float32).reshape(13, 4), Writer(tmp_path / "mine", fps=5)
+    video = {"observation.images.top": torch.zeros(3, 13, 32, 32, dtype=torch.uint8)}
+    writer.add(Recording({"action": rows, "target.arm": rows[:, :3], "target.hand": 100 + rows[:, 3:]}, video, "go"))
+    writer.finish()
+    writer = Writer(tmp_path / "played", fps=5)
+    writer.add(Recording({"action": rows}, video, "go"))
+    writer.finish()
+    world, card = imagination(UNKNOWN), read_card(tiny_action_path())
+    assert card.action_keys is None
+    run = {"dataloader_train": {"dataset": {"action_keys": ["target.arm", "target.hand"]}}}
+    world.action_keys = replace(card, run=run).action_keys
+    for name, hand in (("mine", 103), ("played", 3)):
+        source = with_actions_of(LeRobotSource.open(tmp_path / name), world)
+        assert recorded_actions(source, 0)[0].tolist() == [0, 1, 2, hand]
 
 
 def test_a_clone_that_learns_from_rewards_keeps_what_it_was_cloned_on(tmp_path: Path) -> None:

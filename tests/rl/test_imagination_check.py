@@ -28,7 +28,7 @@ from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_cu
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
-from cosmos_predict2.rl.envs.replays import held, replayed, require_actions_of, whole_chunks
+from cosmos_predict2.rl.envs.replays import held, replayed, whole_chunks, with_actions_of
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
@@ -375,12 +375,12 @@ def test_recordings_are_not_imagined_by_a_world_model_that_begins_with_five_pict
 ) -> None:
     """It is said before any of them is read."""
     known = {"width": lambda parts: tiny_imagination.transform.dim, "action_contract": lambda parts: UNKNOWN}
-    source: Any = SimpleNamespace(info=SimpleNamespace(root="my_data"), action_parts=lambda keys: None, **known)
-    require_actions_of(source, tiny_imagination)
+    source: Any = SimpleNamespace(info=SimpleNamespace(root="my_data"), action_parts=tuple, **known)
+    with_actions_of(source, tiny_imagination)
     config = attrs.evolve(tiny_imagination.config, min_num_conditional_frames=2)
-    other: Any = SimpleNamespace(config=config, transform=tiny_imagination.transform)
+    other: Any = SimpleNamespace(config=config, transform=tiny_imagination.transform, action_keys=None)
     with pytest.raises(ConfigError, match="5 at least"):
-        require_actions_of(source, other)
+        with_actions_of(source, other)
 
 
 def episodes(count: int, seed: int) -> tuple[list[torch.Tensor], numpy.ndarray]:

@@ -54,7 +54,8 @@ def imagination_of(
     if precision not in PRECISIONS:
         raise ConfigError(f"precision is '{precision}'.{near(precision, PRECISIONS)}")
     world = build_world_model(choice.config, dtype=PRECISIONS[precision], device=device)
-    return Imagination(world.load(choice.dit_path, "net_ema" if load_ema else "auto"), choice.card.views)
+    world.load(choice.dit_path, "net_ema" if load_ema else "auto")
+    return Imagination(world, choice.card.views, choice.card.action_keys)
 
 
 def fit_of(dit_path: str) -> Fit | None:

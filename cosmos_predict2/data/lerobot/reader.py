@@ -34,17 +34,19 @@ NUM_LOOKED_INTO = 64  # videos whose length is compared with the table before tr
 
 @dataclass(frozen=True)
 class LeRobotSource:
-    """An open data set; episodes are counted from 0 in the order of its index."""
+    """An open data set; episodes are counted from 0 in the order of its index. ``action_keys`` make an action where
+    nothing else is asked for."""
 
     info: Info
     layout: LayoutV2 | LayoutV3
     tables: TableReader
+    action_keys: tuple[str, ...] | None = None
 
     @classmethod
-    def open(cls, root: Path | str) -> "LeRobotSource":
+    def open(cls, root: Path | str, action_keys: Sequence[str] | None = None) -> "LeRobotSource":
         info = read_info(Path(root))
         layout = LayoutV2(info) if info.version in _PER_EPISODE else LayoutV3(info)
-        return cls(info, layout, TableReader())
+        return cls(info, layout, TableReader(), tuple(action_keys) if action_keys else None)
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -111,7 +113,8 @@ class LeRobotSource:
         return sum(part_width(self.info, part) for part in parts)
 
     def action_parts(self, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
-        return choose_action(self.info, keys, embodiment)
+        own = self.action_keys if keys is None and embodiment is None else keys
+        return choose_action(self.info, own, embodiment)
 
     def action_contract(self, parts: Sequence[Part], stride: int = 1) -> ActionContract:
         """Rate of the actions of every so many frames, and their names if the data set has them all."""
@@ -302,8 +305,8 @@ def choose_action(info: Info, keys: str | Sequence[str] | None = None, embodimen
         if len(usual) != 1:
             numbers = ", ".join(key for key, feature in info.features.items() if _is_numbers(feature))
             raise ConfigError(
-                f"{info.root}: which columns are the action? Set action_keys: {numbers}. For a program without it (such"
-                " as improve_policy) record all numbers of an action as one column, 'action'."
+                f"{info.root}: which columns are the action? Set action_keys: {numbers}. For a program without it"
+                " record all numbers of an action as one column, 'action'."
             )
         keys = usual
     listed = [keys] if isinstance(keys, str) else list(keys)

@@ -52,13 +52,17 @@ def held(actions_L_D: Tensor, count: int) -> Tensor:
 
 def recorded_actions(source: LeRobotSource, i: int) -> Tensor:
     """[F - 1, D], the raw actions of an episode that lead from one picture to the next."""
-    rows = source.parts(i, source.action_parts(None))
+    rows = source.parts(i, source.action_parts())
     return torch.from_numpy(rows.astype(numpy.float32))[: int(source.episodes.lengths[i]) - 1]
 
 
-def require_actions_of(source: LeRobotSource, imagination: Imagination) -> None:
-    """Raise where the recorded actions are not those of the world model, or a first picture is not enough for it."""
-    parts = source.action_parts(None)
+def with_actions_of(source: LeRobotSource, imagination: Imagination) -> LeRobotSource:
+    """The recordings with the columns that make an action of the world model, which those of `scripts.collect` have as
+    one. Raises where their actions are not its own, or a first picture is not enough for it."""
+    keys = imagination.action_keys or ()
+    if keys and all(key in source.info.features or key in source.info.modality.action for key in keys):
+        source = replace(source, action_keys=tuple(keys))
+    parts = source.action_parts()
     found, wanted = source.width(parts), imagination.transform.dim
     if found != wanted:
         wrong = f"{source.info.root}: its actions have {found} numbers, but those of the world model have {wanted}"
@@ -66,6 +70,7 @@ def require_actions_of(source: LeRobotSource, imagination: Imagination) -> None:
     what, cure = f"{source.info.root} has", "give one that was trained on each row of these recordings, without stride."
     imagination.transform.contract.require(source.action_contract(parts), "The world model", what, cure)
     imagination.config.require_conditioning(1)
+    return source
 
 
 def replayed(

@@ -138,7 +138,7 @@ class VLAGRPOModel(RLModel):
         if config.world_model is not None:
             self._held[WORLD_MODEL] = model = build_world_model(config.world_model)
             card = read_card(str(model.config.model_manager_config.dit_path or ""))
-            env_arguments["imagination"] = Imagination(model.world, card.views)
+            env_arguments["imagination"] = Imagination(model.world, card.views, card.action_keys)
         self.env: VecEnv = environment(config.env, **env_arguments)
         require_inputs(self.env, self.policy)
         if self.rl.mask_unreliable and self.env.num_noises < 2:

@@ -34,6 +34,7 @@ from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.data.views import require_same, views_of
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, within_groups
 from cosmos_predict2.rl.envs.first_frames import StartsDefaults
+from cosmos_predict2.rl.envs.replays import with_actions_of
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.imagination_gap import ImaginationAlarm
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
@@ -108,7 +109,7 @@ class ImaginationWatch(ImaginationAlarm):
         try:
             if self.data is None:
                 raise ConfigError("the world model's run records none.")
-            source = LeRobotSource.open(self.data)
+            source = with_actions_of(LeRobotSource.open(self.data), model.env.imagination)
             split = read_split(self.split) if self.split else make_split(self.data, success_column=self.success_column)
             split.require(source)
             require_same(model.env.views, views_of(self.camera), "the world model", "camera", "name its cameras.")

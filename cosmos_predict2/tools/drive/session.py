@@ -37,7 +37,7 @@ from cosmos_predict2.rl.envs.first_frames import (
     whole_pictures,
 )
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
-from cosmos_predict2.rl.envs.replays import Unjudged, recorded_actions, require_actions_of
+from cosmos_predict2.rl.envs.replays import Unjudged, recorded_actions, with_actions_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.streamed import StreamedEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_inputs
@@ -240,12 +240,12 @@ class FirstPictures(StartsDefaults):
         return FirstFrames(torch.stack(pictures), None, [self.source.caption(i) for i in numbers])
 
     def first_action(self, number: int) -> Tensor:
-        rows = self.source.parts(number % len(self), self.source.action_parts(None))
+        rows = self.source.parts(number % len(self), self.source.action_parts())
         return torch.from_numpy(rows[0].astype(numpy.float32))  # an episode of one picture has it, too
 
     def names(self) -> Sequence[str]:
         """The names of an action's numbers; none where the data set has not one for each."""
-        return self.source.action_contract(self.source.action_parts(None)).names
+        return self.source.action_contract(self.source.action_parts()).names
 
     def familiar(self, chunk: int) -> Familiar | None:
         """Distances from these recordings; None of fewer than five."""
@@ -261,8 +261,7 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
     fit = None if size is None else partial(stretch, size=size)
     first = None
     if args.data:
-        source = LeRobotSource.open(args.data)
-        require_actions_of(source, imagination)
+        source = with_actions_of(LeRobotSource.open(args.data), imagination)
         require_same(imagination.views, views_of(args.camera), "The world model", "--camera", "give its cameras.")
         first = FirstPictures(source, source.camera(args.camera), fit)
     starts: Any = RecordedStarts(args.starts, by_task=False, size=size) if args.starts else first

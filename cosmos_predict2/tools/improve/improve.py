@@ -122,7 +122,7 @@ def require_unit(options: Options, low: Sequence[float], high: Sequence[float]) 
     """Refuse recordings in the unit of an environment that scales actions from [-1, 1] to ``low`` and ``high``."""
     if all(end == -1 for end in low) and all(end == 1 for end in high):
         return  # both units are the same
-    source = LeRobotSource.open(options.data)
+    source = LeRobotSource.open(options.data, options.action_keys)
     parts, looked_at = source.action_parts(), range(0, len(source), max(1, len(source) // MOST_LOOKED_AT))
     actions = numpy.concatenate([source.parts(i, parts) for i in looked_at])
     about = (

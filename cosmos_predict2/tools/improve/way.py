@@ -48,6 +48,7 @@ class Options:
     clones: int = 2  # of each kind
     success_column: str = "next.success"
     camera: str = ""
+    action_keys: tuple[str, ...] = ()  # what makes an action, where it is not one column
     state: bool = False  # policies read the robot's state, and the world model predicts it
     picture_size: int = USUAL_SIDE  # of the longer side, as the models see the pictures
     episodes: int = 200
@@ -72,7 +73,7 @@ class RecordedSizes:
 
 def look(options: Options) -> RecordedSizes:
     """Read the index of the recordings."""
-    source = LeRobotSource.open(options.data)
+    source = LeRobotSource.open(options.data, options.action_keys)
     key = source.camera(options.camera or None)
     if len(source) == 0:
         raise DataError(f"{options.data} has no episode: record some first.")
@@ -223,6 +224,8 @@ class _Way:
         self.imports = tuple(word for name in dict.fromkeys((*options.imports, *own)) for word in ("--import", name))
         self.suite, self.camera = _flags(suite=options.suite), _flags(camera=options.camera)
         self.seed = _flags(seed=options.seed)
+        self.actions = ("--action_keys", *options.action_keys) if options.action_keys else ()
+        self.action_keys = f"[{','.join(options.action_keys)}]" if options.action_keys else ""
         self.suite_size = (*self.suite, *_flags(**suites.size_of_recordings(options.suite, recorded.height)))
         self.size = f"[{recorded.size[0]},{recorded.size[1]}]"
         self.area = len(cameras_in(recorded.camera)) * recorded.size[0] * recorded.size[1] / USUAL_AREA
@@ -242,7 +245,7 @@ class _Way:
         before = () if phase.number == 1 else (phases_of(self.options)[phase.number - 2].split,)
         words: Words = ("-m", "scripts.split_recordings", str(phase.data))
         words += _flags(success_column=self.options.success_column)
-        words += (*(word for path in before for word in _flags(extend=path)), *self.camera, *self.seed)
+        words += (*(word for path in before for word in _flags(extend=path)), *self.camera, *self.actions, *self.seed)
         words += _flags(out=phase.split)  # what was held out stays so
         return WayStep(f"split{phase.end}", f"split them{phase.title}", words, (phase.data, *before), (phase.split,))
 
@@ -259,6 +262,7 @@ class _Way:
             "dataloader_train.dataset.root": phase.data,
             "dataloader_train.dataset.split_file": phase.split,
             "dataloader_train.dataset.camera": self.options.camera,
+            "dataloader_train.dataset.action_keys": self.action_keys,
             "dataloader_train.dataset.video_size": self.size,
             "model.config.pipe_config.tokenizer.weights": self.tokenizer_file,
             "model.config.pipe_config.state": STATE if self.options.state else "",
@@ -290,6 +294,7 @@ class _Way:
             "dataloader_train.dataset.path": phase.data,
             "dataloader_train.dataset.split_file": phase.split,
             "dataloader_train.dataset.camera": self.options.camera,
+            "dataloader_train.dataset.action_keys": self.action_keys,
             "dataloader_train.dataset.state": "true" if self.options.state else "",
             "trainer.seed": clone.seed,
         }
@@ -309,7 +314,7 @@ class _Way:
 
     def starts(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.make_reset_states", *_flags(dataset=phase.data, split=phase.split))
-        words += (*self.camera, *_flags(out=phase.starts))
+        words += (*self.camera, *self.actions, *_flags(out=phase.starts))
         reads = (phase.data, phase.split)
         return WayStep(f"starts{phase.end}", f"starts{phase.title}", words, reads, (phase.starts,), guess_s=15)
 

@@ -163,6 +163,8 @@ def test_modality_names_parts_of_the_action(v2: Path) -> None:
     assert numpy.array_equal(source.parts(1, parts), made.action(1)[:, [2, 0, 1]])
     assert numpy.array_equal(source.parts(1, source.action_parts()), made.action(1))
     assert source.width(source.action_parts(["action", "move"])) == 5
+    own = LeRobotSource.open(v2, ["grip", "move"])
+    assert own.action_parts() == parts and own.action_parts(["move"]) == source.action_parts(["move"])
     with pytest.raises(ConfigError, match="'gripp'"):
         source.action_parts("gripp")
 

@@ -37,7 +37,7 @@ OWN = "cosmos_predict2.rl.policies.toy:ToyPolicy"
 @pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05"), (OWN,)])
 def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...]) -> None:
     options = replace(OPTIONS, policies=policies, clones=len(policies), camera="front", seed=3, phases=2)
-    options = replace(options, imports=("json",), allow_unchecked=True, state=True)
+    options = replace(options, imports=("json",), allow_unchecked=True, state=True, action_keys=("action.a", "b"))
     steps = steps_of(options, RECORDED)
     strict = steps_of(replace(options, allow_unchecked=False), RECORDED)
     assert [one[0].codes for one in (steps, strict)] == [(0, 1), (0,)], "faults of recordings may be meant"
@@ -78,6 +78,8 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     few = steps_of(replace(options, suite="libero_spatial", phases=0, seed=0, camera=""), RECORDED)
     assert not any("trial" in step.name or "--camera" in step.words for step in few)
     assert "'--seed', '0'" in str(few)
+    of_keys = [step.name for step in steps if "action.a" in " ".join(step.words)]
+    assert of_keys[:2] == ["split", "world_model"] and {"starts", "clone", "clone_phase_3", "starts_3"} <= {*of_keys}
     (one,) = (s.words for s in steps_of(replace(options, episodes=1, phases=0), RECORDED) if s.name == "trial_after")
     assert one[one.index("--episodes") + 1] == "1"
 
