@@ -198,8 +198,14 @@ def test_liberos_and_bridges_layouts_have_a_state_too(tmp_path: Path) -> None:
     ):
         ends = torch.tensor(facts.read_state_range())
         assert bool((ends[:, 0] <= ends[:, 1]).all()) and len(ends) in (7, 8)
-    with pytest.raises(ConfigError, match=r"there is no state 'propio'.*proprio"):
-        LiberoDataset(root, num_frames=5, video_size=(48, 48), state="propio")
+    own: Any = dict(num_frames=5, video_size=(48, 48))
+    named = LiberoDataset(root, **own, stride=2, state="gripper_states+ee_pos", text_width=8)
+    assert torch.equal(named[1]["state"], data[1]["state"][:, [6, 7, 0, 1, 2]])
+    assert len(LiberoDataset.facts(dict(root=root, state="ee_ori")).read_state_range()) == 3
+    with pytest.raises(DataError, match=r"demo_0 has no 'obs/grippers'.*gripper_states"):
+        LiberoDataset(root, **own, state="ee_pos+grippers")
+    with pytest.raises(DataError, match=r"has agentview_rgb \[.*tables \[T, S\]"):
+        LiberoDataset(root, **own, state="agentview_rgb")
 
 
 def test_validation_data_without_the_state_are_refused_before_training(tmp_path: Path) -> None:

@@ -34,14 +34,13 @@ from cosmos_predict2.data.clip_dataset import (
     Source,
     Text,
     embedded,
-    require_state,
     shape_problems,
     state_range,
     task_embeddings,
 )
 from cosmos_predict2.data.samples import PackedStrings
 from cosmos_predict2.data.video.clips import Clip, Fit
-from cosmos_predict2.data.views import cameras_in, stacked
+from cosmos_predict2.data.views import AND, cameras_in, stacked
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
@@ -73,7 +72,8 @@ class LiberoDataset(ClipDataset):
 
     Actions are those of the controller, scaled by ``action_transform`` (by default all seven by 20; "statistics": by
     a transform fitted to them); with a stride, moves in between are added up and the gripper's number is the last.
-    ``state`` "proprio" adds position, axis-angle turn and fingers of the gripper at each frame to the samples.
+    ``state`` "proprio" adds position, axis-angle turn and fingers of the gripper at each frame to the samples; other
+    observations of the files are named, joint_states+gripper_states.
     ``load_t5_embeddings`` takes the text from ROOT/t5_xxl/<task>.pickle; without it the text is zeros.
     """
 
@@ -116,7 +116,7 @@ class LiberoDataset(ClipDataset):
         encode = f"python -m scripts.prepare_libero_data --source {root} --form keep, then {encode_commands(root)}"
         embeddings = task_embeddings(root, encode) if load_t5_embeddings else None
         super().__init__(
-            LiberoSource(root, demos, cameras, rotate, embeddings, num_tokens, require_state(state, PROPRIO)),
+            LiberoSource(root, demos, cameras, rotate, embeddings, num_tokens, state),
             num_frames,
             video_size,
             stride=stride,
@@ -142,14 +142,13 @@ class LiberoDataset(ClipDataset):
             context.key,
             lambda: find_suites(Path(options["root"]), options["suites"]),
             lambda: _transform(options["action_transform"]),
-            lambda: require_state(options["state"], PROPRIO),
         )
 
     @classmethod
     def facts(cls, arguments: Mapping[str, Any]) -> DataFacts:
         def states() -> list[list[float]]:
-            root = str(arguments["root"])
-            return state_range(map(read_proprio, all_demos(Path(root), arguments.get("suites"))), root)
+            root, state = str(arguments["root"]), arguments["state"]
+            return state_range((read_state(one, state) for one in all_demos(Path(root), arguments.get("suites"))), root)
 
         return DataFacts(
             kind="LIBERO's files",
@@ -196,9 +195,11 @@ class LiberoSource(Source):
         rotate: bool,
         embeddings: EmbeddingFolder | None,
         num_tokens: int,
-        with_state: bool = False,
+        state: str = "",
     ) -> None:
-        self._with_state = with_state
+        self._state = state
+        if state:
+            read_state(demos[0], state)  # a name that there is not
         self._root, self._cameras, self._rotate = root, tuple(cameras), rotate
         self._embeddings, self._num_tokens = embeddings, num_tokens
         self.num_cameras = len(cameras)
@@ -242,7 +243,7 @@ class LiberoSource(Source):
         return summed_actions(read_actions(self.demo(i)), frames)
 
     def states(self, i: int, frames: NDArray[numpy.int64]) -> Floats | None:
-        return read_proprio(self.demo(i))[frames] if self._with_state else None
+        return read_state(self.demo(i), self._state)[frames] if self._state else None
 
 
 def all_demos(root: Path, suites: Sequence[str] | None = None, skip_bad: bool = False) -> list[Demo]:
@@ -375,7 +376,16 @@ def is_success(demo: Demo) -> bool:
 
 def read_proprio(demo: Demo) -> Floats:
     """[T, 8] as policies see the robot: position, axis-angle turn, positions of the two fingers."""
-    return numpy.concatenate(_columns(demo, *_OF_ROBOT), axis=1)
+    return read_state(demo, PROPRIO)
+
+
+def read_state(demo: Demo, state: str) -> Floats:
+    """[T, S]: "proprio", or observations by their names with + between them."""
+    tables = _columns(demo, *(_OF_ROBOT if state == PROPRIO else [f"obs/{name}" for name in state.split(AND)]))
+    if any(table.ndim != 2 or len(table) != demo.length for table in tables):
+        shapes = ", ".join(str(list(table.shape)) for table in tables)
+        raise DataError(f"{demo.file}: {demo.name} has {state} {shapes}; for {demo.length} actions tables [T, S].")
+    return numpy.concatenate(tables, axis=1)
 
 
 def is_validation(number: int, val_every: int) -> bool:
