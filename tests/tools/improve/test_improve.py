@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -114,6 +115,20 @@ def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
     assert not caplog.messages
     ways.require_unit(near, [0.0, 0.0], [512.0, 512.0])
     assert "recorded ones go from -1 to 1; if" in caplog.text
+
+
+def test_held_out_recordings_are_shown_with_their_own_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path / "data", fps=10)
+    for _ in range(4):
+        pictures = torch.zeros(3, 5, 32, 32, dtype=torch.uint8)
+        writer.add(Recording({"action": torch.zeros(5, 2).numpy()}, {"top": pictures}, "go"))
+    writer.finish()
+    split = SimpleNamespace(held_out=[1, 2, 3], outcomes=[True, False, True, None], lengths=[5] * 4)
+    monkeypatch.setattr(ways, "read_split", lambda _: split)
+    ways.illustrate("split", Options(data=tmp_path / "data", out=tmp_path), replace(RECORDED, size=(32, 32)))
+    captions = json.loads((tmp_path / "page/captions.json").read_text())["split"]
+    assert sorted(captions.values()) == ["recording 1, fails", "recording 2, succeeds"]
+    assert all(caption.split()[1].startswith(name[0]) for name, caption in captions.items())
 
 
 def test_what_follows_the_choice_is_of_the_clone_that_was_chosen(

@@ -13,6 +13,7 @@ import pytest
 
 from cosmos_predict2.tools.improve.steps import Runner, WayStep, digest, time_left
 from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.storage import write_json
 from tests.programs import warm_python
 
 # Copies its input and notes in a file that it ran.
@@ -80,11 +81,14 @@ def test_a_training_goes_on_and_other_programs_begin_anew(tmp_path: Path, progra
     step = WayStep("a", "a", ("-c", code, str(tmp_path / "a"), program), makes=(tmp_path / "a",))
     for k in range(2):
         with Runner(tmp_path, [step], shown=io.StringIO()) as runner:
+            if k:  # both cost what they took in all
+                write_json(tmp_path / "steps/a.json", {**runner.marker(step), "seconds": 1000.0})
             if k and program == "scripts.train":
                 assert runner.run(step)
             else:
                 with pytest.raises(TrainingError):
                     runner.run(step)
+            assert (runner.marker(step)["seconds"] >= 1000) == bool(k)
 
 
 def test_a_crash_of_a_gate_is_not_its_no(tmp_path: Path) -> None:
@@ -132,7 +136,9 @@ def test_steps_that_were_left_out_take_no_time_any_more(tmp_path: Path) -> None:
     steps = [replace(copying(tmp_path, "data", name), guess_s=600.0) for name in ("a", "b", "c")]
     with Runner(tmp_path, steps) as runner:
         left = [runner._of_all(step, 0.0, None) for step in steps]
+        begun = runner._of_all(steps[0], 300.0, None)
     assert [text.partition(" left")[0] for text in left] == ["about 30 min", "about 20 min", "about 10 min"]
+    assert begun == "about 25 min left of 30 min"
 
 
 def test_a_digest_sees_contents_and_not_the_place(tmp_path: Path) -> None:
