@@ -51,11 +51,12 @@ def seen(num: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("chunks", "execute", "margin"), [(1, None, 0.0), (1, None, 0.27), (2, None, 0.0), (2, 6, 0.0)]
+    ("chunks", "execute", "margin"), [(1, None, 0.0), (1, None, 0.37), (2, None, 0.0), (2, 6, 0.0)]
 )
 def test_the_best_of_the_candidates_is_played(
     imagination: Imagination, chunks: int, execute: int | None, margin: float
 ) -> None:
+    torch.manual_seed(1)  # by which draws are worth 0.28 and 0.47 more at two of the places
     policy, observation = ToyPolicy(path=""), seen(3)
     large = {**observation, "full_image": torch.nn.functional.pad(observation["full_image"], (0, 0, 5, 0))}
     cut: Any = dict(fit=lambda view: view[..., 5:])  # and the policy sees the same of both
