@@ -19,7 +19,7 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import IMAGE_TOKENS, forward_flops
 from cosmos_predict2.nn.wan_dit import WanDiT
-from cosmos_predict2.tools.plan.advice import _OTHER_TRAINING, _averages, _optimizer_state
+from cosmos_predict2.tools.plan.advice import _OTHER_TRAINING, Change, _averages, _nearest, _optimizer_state
 from cosmos_predict2.tools.plan.memory import activations, predict_memory
 from cosmos_predict2.tools.plan.speed import GPUS, HOST_BYTES, PUBLISHED, find_gpu, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload, read_workload
@@ -255,6 +255,20 @@ def test_the_larger_of_encoding_and_training_counts() -> None:
     assert adapts.encoding < heavy.encoding
     cached = predict_memory(replace(work, context_parallel=8, tokenizer="none"))
     assert cached.encoding == cached.tokenizer == 0
+    added = predict_memory(replace(work, context_parallel=8, tokenizer="none", grad_accum=2))
+    assert added.working == added.activations + added.gradients > cached.working, "of earlier micro-batches"
+    views = workload(tokenizer="wan")
+    views.net.num_views = 2
+    assert 2 * predict_memory(views).encoding == predict_memory(workload(tokenizer="wan")).encoding
+
+
+def test_blocks_are_gathered_twice_and_their_gradients_too_where_they_have_some() -> None:
+    work = workload(num_gpus=2, shard_size=2)
+    block = 4 * sum(p.numel() for p in work.net.get_block(0).parameters())
+    assert predict_memory(work).gathered == 4 * block
+    assert predict_memory(replace(work, lora_rank=4)).gathered == 2 * block
+    masters = [predict_memory(replace(work, optimizer="fusedadamw", has_master=has)).optimizer for has in (True, False)]
+    assert masters[0] == masters[1], "weights in float32 are their own masters"
 
 
 @pytest.mark.slow
@@ -282,6 +296,11 @@ def test_recomputing_everything_costs_a_forward_pass_of_the_blocks() -> None:
     forward = forward_flops(work.net, work.latent_shape, **sizes).total
     assert none.flops_per_gpu == none.model_flops_per_gpu == block_wise.model_flops_per_gpu == 3 * forward
     assert block_wise.flops_per_gpu == pytest.approx(4 * forward, rel=0.03)  # less the ends of the network
+    third = predict_speed(workload(mode="block_wise", every_n_blocks=3), GPUS["H100"]).flops_per_gpu
+    assert 3 * (third - none.flops_per_gpu) == pytest.approx(block_wise.flops_per_gpu - none.flops_per_gpu)
+    alike = [Change(workload(mode=mode), (mode,)) for mode in ("block_wise", "none")]
+    found = _nearest(alike, replace(GPUS["H100"], peak=1e9), 1e12)
+    assert found is not None and found.overrides == ("none",), "of those that change as little the fastest"
 
 
 def test_what_lies_on_the_host_is_copied_after_a_step_or_beside_it() -> None:

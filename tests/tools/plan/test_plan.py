@@ -2,12 +2,14 @@
 """The command: verdicts, advice that holds when it is followed, errors as in training."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cosmos_predict2.configs.rl.experiment.one_card import RUNS
 from cosmos_predict2.tools.plan.advice import Forecast
+from cosmos_predict2.tools.plan.memory import activations, predict_memory
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, Plan, as_text, make_plan
 from cosmos_predict2.tools.plan.speed import GPUS
 from cosmos_predict2.tools.plan.workload import GB
@@ -39,6 +41,13 @@ def test_a_plan_of_reinforcement_learning_has_its_passes_and_advice_that_holds()
     text = as_text(before)
     assert "11 passes to generate, 8 of other weights" in text and "8 forward and backward" in text
     assert before.memory.copies == before.memory.gradients and before.memory.trajectories > 0
+    for name in ("copies", "trajectories", "batch", "tokenizer", "ema", "optimizer", "parameters"):
+        left = before.memory.total - getattr(before.memory, name)
+        assert replace(before.memory, **{name: 0}).total == left, name
+    assert before.work.passes is not None
+    graphs = replace(before.work.passes, graphs=before.work.passes.graphs + 1)
+    more = predict_memory(replace(before.work, passes=graphs)).activations - before.memory.activations
+    assert more == activations(before.work).kept
     assert before.nearest is not None
     after = plan_of(*before.nearest.overrides)
     assert after.fits and after.memory.total == before.nearest.bytes
@@ -99,6 +108,10 @@ def test_room_is_used_for_speed() -> None:
     assert found.fits and found.faster is not None
     assert found.faster.seconds < found.speed.seconds and found.faster.bytes < found.limit
     assert "Faster, and fits" in as_text(found)
+    no_room = planned(
+        8, found.faster.bytes / GB / (1 - MARGIN / 2), "model.config.pipe_config.net.sac_config.mode=block_wise"
+    )
+    assert no_room.faster is None or no_room.faster.bytes < (1 - MARGIN) * no_room.limit, "with the estimate's error"
 
 
 @pytest.mark.parametrize(

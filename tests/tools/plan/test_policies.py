@@ -16,8 +16,17 @@ from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
 from cosmos_predict2.rl.policies.pi05.config import Stream
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
-from cosmos_predict2.tools.plan.policies import HOST_GB, PICTURE, POLICIES, PolicySize, SimulatedRun, activations
+from cosmos_predict2.tools.plan.policies import (
+    HOST_GB,
+    PICTURE,
+    POLICIES,
+    PolicyEstimate,
+    PolicySize,
+    SimulatedRun,
+    activations,
+)
 from cosmos_predict2.tools.plan.speed import GPUS
+from cosmos_predict2.tools.plan.workload import GB
 from imaginaire.distributed.parallel import ParallelDims
 from scripts import plan
 from tests.kept_bytes import kept_bytes
@@ -160,6 +169,11 @@ def test_episodes_that_find_no_place_take_another_wave() -> None:
     assert seconds(updates=3)["training"] > 2 * one["training"]
     pictures = 8 * run.episodes * run.decisions * run.views * PICTURE / 2**30
     assert run.estimate(gpu, "whole").host_gb == pytest.approx(8 * 8 * HOST_GB + pictures)
+    again = replace(run, samples_again=True).estimate(gpu, "whole").host_gb
+    assert again == pytest.approx(8 * 8 * HOST_GB + 3 * pictures), "of rollouts that wait for others"
+    small, large = (PolicyEstimate({"policy": number * GB}, {}) for number in (10, 30))
+    apart = replace(run, players=8)
+    assert apart.fits({"whole": small, "playing": small}, 24) and not apart.fits({"whole": small, "playing": large}, 24)
 
 
 def test_gpus_that_play_alone_are_planned_beside_those_that_train(capsys: pytest.CaptureFixture[str]) -> None:
