@@ -1,34 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names and rate of recorded actions go with what learns from them, and another order or rate is refused by both."""
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy
 import pytest
 import torch
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, controller
-from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.checkpoints.card import ModelCard, read_card
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.data import split as splits
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.rl.envs import replays
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
 from cosmos_predict2.rl.envs.replays import recorded_actions, with_actions_of
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.imagined import labelled_recordings
 from cosmos_predict2.rl.interfaces import PolicyDefaults
 from cosmos_predict2.rl.policies.files import about_of, write_policy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.tools.drive import session
 from imaginaire.config import L
 from imaginaire.errors import ConfigError
 from scripts import make_reset_states
@@ -122,6 +128,43 @@ def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from
     for name, hand in (("mine", 103), ("played", 3)):
         source = with_actions_of(LeRobotSource.open(tmp_path / name), world)
         assert recorded_actions(source, 0)[0].tolist() == [0, 1, 2, hand]
+    world.action_keys = ("action", "target.hand")  # of which what was played has one
+    assert recorded_actions(with_actions_of(LeRobotSource.open(tmp_path / "played"), world), 0)[0, -1] == 3
+    with mock.patch.object(ModelCard, "action_keys", ("target.arm", "target.hand")):
+        assert imagination_of(device="cpu").action_keys == ("target.arm", "target.hand")
+
+
+class FarEnough(Exception):
+    pass
+
+
+@pytest.mark.parametrize("program", ["check_imagination", "train_reward_model", "drive"])
+def test_programs_read_the_recordings_by_those_columns(
+    program: str, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_columns, read = LeRobotSource.open(recordings), list[Any]()
+
+    def stop(source: Any, *_: Any) -> None:
+        read.append(source)
+        raise FarEnough
+
+    for place in (replays, session):
+        monkeypatch.setattr(place, "with_actions_of", lambda source, imagination: by_columns)
+    for place, name in ((splits, "require_usable"), (session, "FirstPictures")):
+        monkeypatch.setattr(place, name, stop)
+    monkeypatch.setattr(splits, "make_split", lambda *_, **__: SimpleNamespace(digest=""))
+    monkeypatch.setattr(labelled_recordings, "parts_of", lambda *_: ([], [], []))
+    script = importlib.import_module(f"scripts.{program}")
+    words = ["--data", str(recordings), "--world_model", tiny_action_path(), "--out", str(recordings)]
+    words += ["--reward", f"{__name__}:FarEnough"] if program == "check_imagination" else []
+    args = script.parser.parse_args(words)
+    with pytest.raises(FarEnough):
+        if program == "drive":
+            with session.drive_of(args, imagination_of(device="cpu"), None):
+                pass
+        else:
+            script.run(args)
+    assert read[0] is by_columns
 
 
 def test_a_clone_that_learns_from_rewards_keeps_what_it_was_cloned_on(tmp_path: Path) -> None:

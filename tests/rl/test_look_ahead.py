@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.configs.rl.imagination import imagination_of, look_ahead_of
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -140,6 +140,8 @@ def test_programs_take_a_policy_that_looks_ahead(tmp_path: Path, capsys: pytest.
     out = ["--out", str(tmp_path / "out")]
     assert call(evaluate_policy, *words, "--options", *given, "candidates=2", *out) == 0
     assert (tmp_path / "out/evaluation.json").exists()
+    values: Any = dict(word.split("=") for word in given)
+    assert (look_ahead_of(**values).margin, look_ahead_of(**values, margin=0.3).margin) == (0.1, 0.3)
     assert call(evaluate_policy, *words, "--options", *given[:2]) == 2
     assert "look_ahead_of: reward has no default" in capsys.readouterr().err
     assert call(evaluate_policy, *words, "--options", "policy=openpi://127.0.0.1:9", *given[1:]) == 2

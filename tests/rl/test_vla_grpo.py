@@ -385,6 +385,17 @@ def test_a_refinement_plays_starts_of_training_and_keeps_pictures_of_few_at_a_ti
     assert set.union(*(trials for _, _, trials in true)) == set(range(5))
 
 
+def test_each_phase_of_a_refinement_plays_starts_of_its_own_on_each_rank() -> None:
+    data = [{"task_id": 0, "trial_id": i} for i in range(5)]
+    ours, found = SimpleNamespace(config=RefinementConfig(episodes=4)), []
+    for phase in range(2):
+        for rank in range(2):
+            dims: Any = SimpleNamespace(dp_rank=rank, dp_size=2)
+            parts = Refinement.true_starts(ours, data, phase, 0, dims, size=1)  # type: ignore[arg-type]
+            found += [draw for some, _ in parts for draw in some.draws]
+    assert len(found) == len({*found}) == 8
+
+
 def test_windows_of_earlier_phases_stay_until_there_is_no_room_and_the_oldest_go() -> None:
     """Phases of up to three windows, of which the fourth has one too many."""
     windows, seen = WindowBuffer(3, 5, {LATENTS_KEY: (1,), ACTION_KEY: (1, 1)}), []
