@@ -67,6 +67,9 @@ def test_a_success_is_flagged_at_the_end_of_each_chunk_that_shows_it(imagination
     assert rewards[0].tolist() == [0, 5, 0, 0] and terminations[0, 3] and truncations[:, 3].all()
     assert info["episode"]["return"].tolist() == [5, 0] and info["episode"]["episode_len"].tolist() == [8, 8]
     assert info["episode"]["reward"].tolist() == [0.625, 0]
+    env = make(imagination, Listed(judged[1]), num_envs=2, reward_coef=5.0, use_rel_reward=False)
+    env.reset()
+    assert env.chunk_step(torch.zeros(2, 4, 4))[1].tolist() == judged[1], "as published, without the coefficient"
     with pytest.raises(NotImplementedError, match="chunk_step"):
         env.step(None)
 
@@ -108,6 +111,7 @@ def test_the_noise_of_an_environment_depends_on_its_micro_batch(imagination: Ima
         env.reset(episode_indices=[3, 3, 3, 3])
         pictures.append(env.chunk_step(torch.ones(4, 4, 4))[0]["main_images"])
     assert not torch.equal(pictures[0][2], pictures[1][2])
+    assert not torch.equal(pictures[1][0], pictures[1][2]), "the first of two micro-batches"
 
 
 def test_groups_that_do_not_fill_the_environments_are_refused(imagination: Imagination) -> None:

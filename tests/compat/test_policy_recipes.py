@@ -186,6 +186,7 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [  # a field of the tiny recipe
     (dict(train__train_policy__kl_beta=0.5), "rl.kl_beta", "0.5"),
     (dict(train__train_policy__mu_iterations=2), "trainer.max_iter", "4"),
     (dict(train__train_policy__mu_iterations=2), "trainer.validation_iter", "4"),
+    (dict(train__train_policy__mu_iterations=2), "checkpoint.save_iter", "40"),
     (dict(train__train_policy__max_retry_for_on_policy=-1), "rl.max_rollouts", str(2**20)),
     (dict(train__train_policy__max_retry_for_on_policy=0), "rl.max_rollouts", "1"),
     (dict(train__train_policy__variant="grpo"), "rl.max_rollouts", "1"),

@@ -47,6 +47,8 @@ def test_the_published_numbers_of_an_epoch(name: str, episodes: int, steps: int)
     assert value_of(found, "dataloader_train.batch_size") == str(episodes // 8 // 4)
     assert value_of(found, "rl.minibatches") == value_of(found, "trainer.logging_iter") == str(steps)
     assert value_of(found, "rl.micro_batches") == str(episodes * 32 // steps // 4 // (32 if name == OFT else 128))
+    halved = translated(name, "env.train.world_model_cfg.cosmos.action_scaler=10", gpus=4)
+    assert 'action_transform:"controller:10x7"' in value_of(halved, "env.imagination")
 
 
 @pytest.mark.slow
@@ -105,6 +107,9 @@ _CLASSIFIER = '{_target_:"cosmos_predict2.rl.rewards.resnet.ResnetReward",path:"
 CHANGES = [  # an override of the tiny twin, and what it sets here
     ("+algorithm.kl_beta=0.5", "kl_beta", "0.5"),
     ("+algorithm.kl_penalty=low_var_kl", "loss.kl_kind", '"k3"'),
+    ("+algorithm.kl_penalty=mse", "loss.kl_kind", '"k2"'),
+    ("runner.max_epochs=2", "loss.kl_kind", '"k1"'),
+    ("+algorithm.rewards_lower_bound=0.1", "rl.lower_bound", "null"),  # nothing is filtered
     ("algorithm.logprob_type=action_level", "loss.ratio_level", '"action_level"'),
     ("env.train.total_num_envs=96", "dataloader_train.batch_size", "24"),
     ("runner.max_epochs=5", "trainer.max_iter", "80"),
@@ -122,6 +127,18 @@ CHANGES = [  # an override of the tiny twin, and what it sets here
         "env.sampling",
         '{_target_:"cosmos_predict2.world_model.options.SamplingOptions",num_steps:4}',
     ),
+    (
+        "env.train.world_model_cfg.cosmos.num_steps=1",
+        "env.sampling",
+        '{_target_:"cosmos_predict2.world_model.options.SamplingOptions",num_steps:1,final_evaluation:false}',
+    ),
+    (
+        "+env.train.success_reward_threshold=0.5",
+        "env.scoring",
+        '{judge:"all",reward_on:"each",use_rel_reward:true,reward_coef:1.0,terminate_on_success:false,'
+        "success_threshold:0.5}",
+    ),
+    ("+algorithm.eval_rollout_epoch=2", "dataloader_val.dataset.num", "100"),
     ("env.train.world_model_cfg.reward_model={type:ResnetRM,from_pretrained:setup.py}", "env.reward", _CLASSIFIER),
     ("env.enable_offload=false", "env.offload", '"never"'),
 ]

@@ -56,6 +56,10 @@ def test_a_recipe_without_rewards_is_post_training() -> None:
 CHANGES = [  # a field of a recipe, and what it sets here
     (dict(model__rl__kl_beta=0.5), "model.config.rl.kl_beta", "0.5"),
     (dict(model__rl__s_t_max="50.0"), "model.config.rl.s_t_max", "50.0"),
+    (dict(model__rl__num_rollout=2), "model.config.rl.s_t_max", "inf"),
+    (dict(model__rectified_flow_t_scaling_factor=500.0), "model.config.pipe_config.flow.timestep_scale", "0.5"),
+    (dict(model__sigma_conditional=1.0), "model.config.pipe_config.flow.conditional_frame_timestep", "500.0"),
+    (dict(dataloader_train__video_dataloader__dataloader__batch_size=3), "trainer.grad_accum_iter", "12"),
     (dict(model__use_rf_ckpts=True), "model.config.pipe_config.flow.conditional_frame_timestep", "-1.0"),
     (dict(model__loss_scale=3.0), "model.config.rl.loss_scale", "3.0"),
     (dict(model__fsdp_shard_size=4), "model.config.fsdp_shard_size", "4"),
@@ -84,6 +88,10 @@ def test_a_reward_of_the_service_is_asked_as_the_recipe_says() -> None:
     assert value_of(translation, "model.config.rl.rewards.dance_grpo") == "null"
     assert translation.environment == {"WFM_REWARD_TOKEN": "secret"}
     assert "secret" not in " ".join(translation.overrides)  # which are saved and printed
+    both = {"remote_reward": remote, "fake_reward": {"enabled": True}}
+    found = translate_wfm(edited(TINY, model__rl__reward_config=both))
+    for name in ("cosmos_reason1", "fake_reward"):
+        assert value_of(found, f"model.config.rl.rewards.{name}").endswith("weight:0.5}"), "both count alike"
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [  # a change of the tiny recipe, and what the error names
@@ -141,6 +149,16 @@ def test_the_recipe_of_nft_composes() -> None:
     assert (rl.objective, rl.num_rollout, rl.sample_steps, rl.num_timesteps) == ("nft", 12, 10, 10)
     assert (config.dataloader_train.batch_size, config.trainer.grad_accum_iter) == (6, 120)
     assert config.model.config.lora_rank == 32 and config.dataloader_train.dataset.video_size == [512, 512]
+
+
+def test_a_field_of_nft_sets_what_the_table_says() -> None:
+    rewards = [{"name": "a", "clip_min": -1.0, "weight": 2.0}]
+    changes = dict(policy__diffusers__sample__guidance_scale=4.5, train__train_policy__mini_batch=12)
+    found = translate_nft(edited(NFT, **changes, train__train_policy__remote_reward__reward_fns=rewards))
+    assert value_of(found, "rl.guidance") == "3.5", "cond + g (cond - uncond)"
+    assert (value_of(found, "rl.rollout_batch"), value_of(found, "trainer.grad_accum_iter")) == ("12", "60")
+    node = value_of(found, "rl.rewards.a")
+    assert "clip:[-1.0,5.0]" in node and node.endswith("weight:2.0}")
 
 
 WRONG_NFT: list[tuple[dict[str, Any], str]] = [
