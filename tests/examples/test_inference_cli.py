@@ -20,6 +20,7 @@ SAMPLE = {
     "prompt": "push the puck",
     "input_path": PICTURE,
     "num_steps": 2,
+    "seed": 5,
 }
 
 
@@ -34,9 +35,10 @@ def test_samples_of_several_files_are_the_videos_of_single_requests(tmp_path: Pa
     by_path = {**SAMPLE, "name": "sub/b", "prompt_path": "prompt.txt", "seed": 7}
     del by_path["prompt"]
     long = dict(num_output_frames=30, enable_autoregressive=True, chunk_size=13, chunk_overlap=5, resolution="48,64")
+    short = {**SAMPLE, "name": "short", "num_output_frames": 7}  # of 9, the least that there are
     files = [
         written(tmp_path / "one.json", SAMPLE),
-        written(tmp_path / "two.jsonl", by_path, {**SAMPLE, "name": "long", **long}),
+        written(tmp_path / "two.jsonl", by_path, {**SAMPLE, "name": "long", **long}, short),
     ]
     (tmp_path / "three.yaml").write_text("\n".join(f"{key}: {value}" for key, value in {**SAMPLE, "name": "y"}.items()))
     out = tmp_path / "out"
@@ -44,6 +46,7 @@ def test_samples_of_several_files_are_the_videos_of_single_requests(tmp_path: Pa
     assert main([*arguments, "--disable-guardrails"]) == 0
     info = media.probe_video(out / "long.mp4")
     assert (info.num_frames, info.height, info.width) == (30, 48, 64)
+    assert media.probe_video(out / "short.mp4").num_frames == 7
     assert frames_of(out / "y.json") == frames_of(out / "a.json")
     single = ["--model_size", "tiny", "--prompt", "push the puck", "--num_steps", "2", "--seed", "7"]
     alone = frames_of(tmp_path / "single.mp4", video2world.main, *single)

@@ -14,6 +14,7 @@ from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predi
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.world_model import build_world_model
@@ -123,7 +124,9 @@ def test_a_folder_gives_what_its_recordings_give_alone(bridge: Path, toy_weights
     assert made[0].stat().st_mtime_ns == before and len(list((tmp_path / "all").glob("*.mp4"))) == 3
 
 
-def test_episodes_of_a_lerobot_data_set_are_imagined_beside_their_true_clips(tmp_path: Path, caplog: Any) -> None:
+def test_episodes_of_a_lerobot_data_set_are_imagined_beside_their_true_clips(
+    tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
     cls = f"{LeRobotActionDataset.__module__}.LeRobotActionDataset"
     dataset = dict(_target_=cls, root="gone", camera="front", video_size=[32, 48])
@@ -140,6 +143,9 @@ def test_episodes_of_a_lerobot_data_set_are_imagined_beside_their_true_clips(tmp
     assert record["episode"] == 2 and record["video"].endswith(".mp4") and 0 < record["psnr"] < 60
     assert "rows of 'action', camera 'observation.images.front'" in record["actions"]
     assert re.search(r"beside the true clips: [\d.]+ dB .*the first picture for all frames: [\d.]+ dB", caplog.text)
+    monkeypatch.setattr(LeRobotRecordings, "chosen", lambda *_: [2, 1, 0])
+    assert main([*flags, "--save_root", str(tmp_path / "some"), "--start", "1", "--end", "2"]) == 0
+    assert [path.stem for path in (tmp_path / "some").glob("*0?.mp4")] == ["episode_000001"]
 
 
 def test_a_broken_recording_of_a_folder_is_named_and_the_others_are_made(
@@ -360,7 +366,8 @@ def test_lists_and_objects_of_settings_are_flags_too() -> None:
     assert json.loads(flags.action_transform) == {"kind": "controller"}
     with pytest.raises(ConfigError, match=r"'overwrite' is .false.; true or false"):
         action_conditioned.flags_of({"overwrite": "false"}, "x.json")
-    assert action_conditioned.flags_of({"model": "2B/robot/action-cond"}, "x.json")
+    published = action_conditioned.flags_of({"model": "2B/robot/action-cond"}, "x.json")
+    assert published == ["--save_fps=20", "--action_source=state"], "where a file says nothing"
     with pytest.raises(ConfigError, match="has the model 2B/robot/multiview-agibot, which is not here"):
         action_conditioned.flags_of({"model": "2B/robot/multiview-agibot"}, "x.json")
 

@@ -2,8 +2,10 @@
 """Programs that make videos in other ways than examples/video2world.py, which they share."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -17,6 +19,7 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.released import SIZES, tiny_text2image_path, tiny_video2world_path
 from cosmos_predict2.toy_world.rendering import detect
 from cosmos_predict2.world_model.assembly import network_of
+from cosmos_predict2.world_model.options import VideoRequest
 from examples import (
     text2image,
     text2world,
@@ -169,6 +172,28 @@ def test_videos_of_each_seed_are_ranked_and_can_be_ranked_again(tmp_path: Path) 
     assert {path.name: path.read_bytes() for path in folder.glob("*.mp4")} == videos
     single = frames_of(tmp_path / "single.mp4", video2world.main, *TINY, "--seed", "4")
     assert single == frames_of(folder / "first_frame_seed4.mp4")
+
+
+def test_the_best_is_first_by_the_mean_of_what_a_critic_says(tmp_path: Path) -> None:
+    made = [VideoRequest("", "push", str(tmp_path / f"{name}.mp4"), num_conditional_frames=5) for name in "ab"]
+    for request in made:
+        shutil.copy(CLIP, request.save_path)
+    said, seen = {"a": iter((0.5, 0.4)), "b": iter((0.3, 0.8))}, []
+
+    class Drawn:
+        def submit(self, clips: Any, context: Any, ticket: str) -> str:
+            seen.append(context["num_conditional_frames"].item())
+            return ticket
+
+        def fetch(self, ticket: str, deadline: float) -> Any:
+            value = next(said[Path(ticket.rpartition(":")[0]).stem])
+            return SimpleNamespace(value_B=torch.tensor([value]), parts={}, is_valid_B=torch.tensor([True]))
+
+    args: Any = SimpleNamespace(num_critic_trials=2, critic="drawn")
+    video2world_bestofn.rank(args, Drawn(), made)  # type: ignore[arg-type]
+    found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("b_score055", "a_score045")]
+    assert [(one["place"], round(one["score"], 4)) for one in found] == [(1, 0.55), (2, 0.45)]
+    assert {*seen} == {2}, "latent frames are given, 2 of 5 pictures"
 
 
 # Edits ----------------------------------------------------------------------------------------------------------------

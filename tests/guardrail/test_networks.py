@@ -226,6 +226,9 @@ def test_boxes_that_overlap_a_surer_one_are_one_face() -> None:
     kept = distinct_boxes(boxes, torch.tensor([0.8, 0.95, 0.9, 0.5]))
     assert kept.tolist() == [[1, 1, 21, 21], [50, 50, 80, 80]]
     assert distinct_boxes(boxes, torch.zeros(4)).shape == (0, 4)
+    half, third = [[50.0, 60, 80, 90]], [[50.0, 65, 80, 95]]  # of their union they share 0.51 and 0.35
+    for other, count in ((half, 1), (third, 2)):
+        assert len(distinct_boxes(torch.cat([boxes[2:3], torch.tensor(other)]), torch.tensor([0.9, 0.8]))) == count
     with pytest.raises(CheckpointError, match="not finite"):
         distinct_boxes(boxes * float("nan"), torch.ones(4))
     frame = video(1)[0]

@@ -101,6 +101,7 @@ def test_a_picture_and_a_clip_are_as_the_package_takes_them(
     answers = [tiny.answer("push <|video_pad|>", frames(count))[0] for count in (1, 5)]
     assert "<|vision_end|>push < |video_pad|><|im_end|>" in tiny._tokenizer.decode(seen[0]["input_ids"][0])
     assert [one["video_grid_thw"].tolist() for one in seen] == [[[1, 4, 4]], [[2, 4, 4]]]
+    assert seen[1]["second_per_grid_ts"].tolist() == [2 / 16], "of two frames at 16 a second"
     assert torch.equal(
         seen[1]["pixel_values_videos"],
         qwen_vl.patches_of(frames(5)[:, 1:].permute(1, 0, 2, 3), refiner.LEAST, refiner.MOST).values,
