@@ -108,12 +108,13 @@ def test_every_caption_of_the_toy_world_passes(embedded: Blocklist) -> None:
 
 
 def test_the_released_files_are_used_where_they_are(tmp_path: Path) -> None:
-    blocklist = _release(
-        tmp_path, custom="zorp\nbad thing\nlamp oil\n", whitelist="zorp lamp\n", exact_match="Mickey Mouse\n"
-    )
+    allowed = "zorp lamp\nglim\nglim zorp\n"
+    custom = "zorp\nbad thing\nlamp oil\n"
+    blocklist = _release(tmp_path, custom=custom, whitelist=allowed, exact_match="Mickey Mouse\n")
     assert "4 entries" in blocklist.source
     refused = ["zorps everywhere", "the BAD things", "draw Mickey-Mouse now", "zorp lamp and zorp", "a zorp lamp oil"]
     passing = ["a zorp lamp", "zorped-out is no word of it: xzorp", "a mickey and a mouse", "kill", "mickey mouses"]
+    passing.append("a glim zorp")  # the longest phrase that begins there counts
     assert [p for p in refused if blocklist.check_prompt(p).is_safe] == []
     assert [p for p in passing if not blocklist.check_prompt(p).is_safe] == ["zorped-out is no word of it: xzorp"]
 

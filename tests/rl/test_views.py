@@ -18,14 +18,14 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import RefinementConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, require_views
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
-from cosmos_predict2.rl.episodes.refinement import Refinement
+from cosmos_predict2.rl.episodes.refinement import Refinement, open_recorded_phase
 from cosmos_predict2.rl.interfaces import PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import Beginning, begin
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.null import NullPolicy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.world_model.imagination import Imagination
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 from scripts import make_reset_states
 from tests.data.lerobot_files import write_random
 from tests.rl.vla_runs import Brightness, run
@@ -128,6 +128,17 @@ def test_frames_of_other_views_and_a_state_that_nobody_shows_are_refused(world: 
     predicts: Any = SimpleNamespace(world=SimpleNamespace(net=SimpleNamespace(state_head=object())))
     with pytest.raises(ConfigError, match=r"predicts the robot's state.*true_env.*refinement.recordings"):
         Refinement.of(whole, predicts, environment(world, GivenStarts(torch.zeros(3, 64, 32, 3).byte())), env)
+
+
+def test_a_phase_of_the_robot_is_read_in_the_views_of_the_world_model(world: Imagination, tmp_path: Path) -> None:
+    write_random(tmp_path / "phase_002", 4, VIEWS, SIDE)
+    env = environment(world, GivenStarts(torch.zeros(3, 2 * SIDE, SIDE, 3, dtype=torch.uint8)))
+    given: Any = ("RUN", env, 5, (2 * SIDE, SIDE))
+    four, five = (RefinementConfig(recordings=str(tmp_path), episodes=count) for count in (4, 5))
+    video = open_recorded_phase(four, 2, *given)[0]["video"]
+    assert video.shape == (3, 5, 2 * SIDE, SIDE) and not torch.equal(*video.chunk(2, dim=2))
+    with pytest.raises(DataError, match=r"phase_002 has 4 of 5 .*--first 200000"):
+        open_recorded_phase(five, 2, *given)
 
 
 @pytest.mark.slow
