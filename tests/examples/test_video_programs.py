@@ -227,6 +227,8 @@ def test_the_first_frame_is_edited_by_text2image(tmp_path: Path) -> None:
         assert video2video_sdedit.main([*TINY, *flags, "--num_steps", "10", "--save_path", str(path)]) == 0
         first[strength] = media.read_video(path)[0][:, 0].float()
     true = media.read_video(tmp_path / "edit0_input.mp4")[0][:, 0].float()
+    clip = media.read_video(CLIP)[0].float()
+    assert (clip[:, 3] - true).abs().mean() < (clip[:, 0] - true).abs().mean()
     errors = [float((frame - true).abs().mean()) for frame in first.values()]
     assert errors[0] < errors[1] < errors[2]
 

@@ -2,6 +2,7 @@
 """Actions of a recording: those of training, from where they are there, along the frames that are asked for."""
 
 import json
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from cosmos_predict2.pipelines.action_inputs import (
     raw_actions,
     read_episode,
 )
-from cosmos_predict2.pipelines.action_requests import ActionJob, ActionRequest, imagine, prepare
+from cosmos_predict2.pipelines.action_requests import ActionJob, ActionRequest, compared, imagine, prepare
 from cosmos_predict2.world_model.options import Reading, RolloutSettings
 from imaginaire.errors import ConfigError, DataError
 
@@ -110,7 +111,8 @@ def test_a_video_of_another_recording_is_told(changes: Any, num_frames: int, fit
     annotation, video = recording(num_frames)
     reading = Reading(relative_pose(), **changes)
     if fits:
-        assert read_episode(annotation, reading, video).has_truth == (num_frames >= 19)
+        episode = read_episode(annotation, reading, video)
+        assert episode.has_truth == (num_frames >= 19) and episode.fps == 5 / reading.stride
         return
     rows = "19 rows of 'action'" if changes.get("source") else "20 rows of 'state'"
     with pytest.raises(DataError, match=rf"0\.json has {rows}, .*/{num_frames}\.mp4 has {num_frames}\. "):
@@ -176,6 +178,17 @@ def test_jobs_are_imagined_as_if_each_were_alone() -> None:
     assert actions[:, :, 0].tolist() == [[3.0] * 15 + [-1.0] * 9, [8.0] * 24]
     assert told["text_B_S_E"] is text and told["negative_text_B_S_E"] is negative
     assert (told["history"], told["reference"], told["float_hand_over"]) == (2, False, True)
+
+
+def test_frames_behind_the_given_ones_are_compared_and_the_last_of_these_stands_for_no_motion() -> None:
+    true, made = (torch.tensor(greys, dtype=torch.uint8)[None, :, None, None].expand(3, -1, 4, 4) for greys in GREYS)
+    ours, still = compared(made, true, 2) or (0.0, 0.0)
+    decibels = [20 * math.log10(255 / error) for error in (10, 20, 30)]
+    assert ours == pytest.approx(decibels[0], abs=0.01) and still == pytest.approx(sum(decibels[1:]) / 2, abs=0.01)
+    assert compared(made[:, :2], true, 2) is None
+
+
+GREYS = [100, 100, 120, 130, 140], [0, 100, 110, 120]  # true ones, and those that were made
 
 
 @pytest.mark.parametrize(("combine", "warns"), [(None, True), ("sum", False)])

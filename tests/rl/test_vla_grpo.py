@@ -25,7 +25,8 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, validation_starts
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
-from cosmos_predict2.rl.episodes.refinement import Refinement, WindowBuffer, chosen_windows
+from cosmos_predict2.rl.episodes.refinement import Refinement, WindowBuffer, chosen_windows, outcomes
+from cosmos_predict2.rl.interfaces import Judgement
 from cosmos_predict2.rl.objectives import GroupAdvantageConfig
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
@@ -394,6 +395,29 @@ def test_each_phase_of_a_refinement_plays_starts_of_its_own_on_each_rank() -> No
             parts = Refinement.true_starts(ours, data, phase, 0, dims, size=1)  # type: ignore[arg-type]
             found += [draw for some, _ in parts for draw in some.draws]
     assert len(found) == len({*found}) == 8
+
+
+def test_an_episode_of_the_robot_is_judged_by_the_last_picture_that_is_imagined_of_its_actions() -> None:
+    files = SimpleNamespace(caption=lambda i: f"task {i}")
+    source = SimpleNamespace(files=files, lengths=[4, 4, 4], actions=lambda i, frames: numpy.full((3, 1), i))
+    data: Any = SimpleNamespace(source=source, stride=1, first_picture=lambda i: torch.full((1,), i))
+    seen = []
+
+    def judge(frames: Tensor, context: Any) -> Judgement:
+        seen.append((frames.flatten().tolist(), context["task_description"]))
+        return Judgement(frames.float() / 10, frames > 5)
+
+    env: Any = SimpleNamespace(imagination=None, sampling=mock.Mock(), reward=SimpleNamespace(judge=judge))
+    film = mock.Mock(return_value=torch.arange(8).reshape(2, 4))
+    true = mock.Mock(return_value=[False, None, True])  # the second is not known
+    place = "cosmos_predict2.rl.episodes.refinement"
+    with (
+        mock.patch(f"{place}.replayed", lambda *_, **__: film),
+        mock.patch(f"{place}.recorded_outcomes", lambda *_: true),
+    ):
+        found = [*outcomes(data, env, "next.success", 0, range(3))]
+    assert seen == [([3, 7], ["task 0", "task 2"])]
+    assert found == [(False, False, pytest.approx(0.3)), (True, True, pytest.approx(0.7))]
 
 
 def test_windows_of_earlier_phases_stay_until_there_is_no_room_and_the_oldest_go() -> None:
