@@ -408,8 +408,7 @@ def test_an_episode_of_the_robot_is_judged_by_the_last_picture_that_is_imagined_
         return Judgement(frames.float() / 10, frames > 5)
 
     env: Any = SimpleNamespace(imagination=None, sampling=mock.Mock(), reward=SimpleNamespace(judge=judge))
-    film = mock.Mock(return_value=torch.arange(8).reshape(2, 4))
-    true = mock.Mock(return_value=[False, None, True])  # the second is not known
+    film, true = torch.arange(8).reshape(2, 4), [False, None, True]  # the second is not known
     place = "cosmos_predict2.rl.episodes.refinement"
     with (
         mock.patch(f"{place}.replayed", lambda *_, **__: film),
