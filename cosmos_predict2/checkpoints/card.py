@@ -130,7 +130,9 @@ class ModelCard:
     def action_keys(self) -> tuple[str, ...] | None:
         """The columns that made an action of the run's data; None where none were named."""
         data = (self.run.get("dataloader_train") or {}).get("dataset") or {}
-        return tuple(keys) if isinstance(keys := data.get("action_keys"), list) else None
+        keys = data.get("action_keys")
+        named = [keys] if isinstance(keys, str) else keys  # one may be named alone
+        return tuple(named) if isinstance(named, list) else None
 
     def opened(self) -> "ModelCard":
         """This card; raises where the weights cannot be opened."""

@@ -128,6 +128,8 @@ def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from
     for name, hand in (("mine", 103), ("played", 3)):
         source = with_actions_of(LeRobotSource.open(tmp_path / name), world)
         assert recorded_actions(source, 0)[0].tolist() == [0, 1, 2, hand]
+    alone = {"dataloader_train": {"dataset": {"action_keys": "target.arm"}}}
+    assert replace(card, run=alone).action_keys == ("target.arm",)
     world.action_keys = ("action", "target.hand")  # of which what was played has one
     assert recorded_actions(with_actions_of(LeRobotSource.open(tmp_path / "played"), world), 0)[0, -1] == 3
     with mock.patch.object(ModelCard, "action_keys", ("target.arm", "target.hand")):
