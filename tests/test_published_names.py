@@ -8,11 +8,14 @@ import importlib
 import json
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from cosmos_predict2.compat.predict2 import CosmosT5TextEncoder, CosmosT5TextEncoderConfig
+from cosmos_predict2.data.video import media
 from imaginaire.renamed import NAMES
 from tests.programs import finished, python
 
@@ -80,6 +83,7 @@ def test_a_program_written_for_the_published_functions_makes_its_video(tmp_path:
     from imaginaire.utils.io import save_image_or_video, save_text_prompts
 
     pipe = setup_pipeline(Namespace(model_size="tiny", dit_path="", load_ema=False, disable_guardrail=True))
+    assert pipe.guardrail is None, "as the flag says"
     picture = str(ROOT / "assets/toy_world/first_frame.png")
     assert validate_input_file(picture, 1) and not validate_input_file(picture, 5)
     arguments: dict[str, Any] = dict(
@@ -92,7 +96,11 @@ def test_a_program_written_for_the_published_functions_makes_its_video(tmp_path:
     assert not process_single_generation(pipe=pipe, input_path=absent, prompt="push", output_path=path, **arguments)
     video = pipe(picture, "push", aspect_ratio="1:1", num_sampling_step=2, guidance=0.0)
     save_image_or_video(video, str(tmp_path / "b.mp4"), fps=16)
-    save_image_or_video(video[:, :, :1], str(tmp_path / "b.png"))
+    half = (video[:, :, :1].clamp(-1, 1) + 1) / 2  # in [0, 1], as a file may be read
+    for name, first in (("b", video[:, :, :1]), ("half", half)):
+        save_image_or_video(first, str(tmp_path / f"{name}.png"))
+    same = [media.read_image(tmp_path / f"{name}.png").int() for name in ("b", "half")]
+    assert (same[0] - same[1]).abs().max() <= 1
     save_text_prompts({"prompt": "push", "negative_prompt": "blur"}, str(tmp_path / "b.txt"))
     assert (tmp_path / "b.txt").read_text() == "[Prompt]\npush\n\n[Negative Prompt]\nblur\n\n"
     assert (tmp_path / "b.mp4").exists() and (tmp_path / "b.png").exists()
@@ -116,6 +124,14 @@ def test_functions_of_the_engine_do_what_their_names_say(caplog: pytest.LogCaptu
     assert distributed.rank0_only(lambda: 3)() == 3
     LazyConfig.save_yaml({"a": 1}, str(tmp_path / "c.yaml"))
     assert (tmp_path / "c.yaml").read_text() == "a: 1\n"
+
+
+def test_a_mask_of_text_has_each_token_that_is_not_empty() -> None:
+    encoder: Any = CosmosT5TextEncoder.__new__(CosmosT5TextEncoder)
+    encoder.config = CosmosT5TextEncoderConfig(num_tokens=4)
+    encoder.encoder = SimpleNamespace(encode=lambda prompts: torch.tensor([[[1.0, 0], [0, 2], [0, 0], [0, 0]]]))
+    embeddings, mask = encoder.encode_prompts(["push"], max_length=3, return_mask=True)
+    assert embeddings.shape == (1, 3, 2) and mask.tolist() == [[True, True, False]]
 
 
 def test_parts_of_configurations_are_built() -> None:

@@ -4,15 +4,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cosmos_predict2.configs.rl.experiment.one_card import RUNS
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.tools.plan.advice import Forecast
 from cosmos_predict2.tools.plan.memory import activations, predict_memory
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, Plan, as_text, make_plan
 from cosmos_predict2.tools.plan.speed import GPUS
-from cosmos_predict2.tools.plan.workload import GB
+from cosmos_predict2.tools.plan.workload import GB, _clip_size
+from imaginaire.config.lazy_config import LazyCall as L
 from scripts import plan
 from tests.programs import call
 from tests.tools.plan.test_memory import AGIBOT, read
@@ -144,6 +149,13 @@ def test_networks_with_actions_are_planned(experiment: str, parameters: int) -> 
     plan = make_plan(work, "H100", GPUS["H100"], 79)
     assert sum(p.numel() for p in work.net.parameters()) == parameters and plan.memory.parameters == 2 * parameters
     assert work.latent_shape[0] == 4 and plan.fits
+
+
+def test_the_largest_clips_of_several_data_sets_are_planned() -> None:
+    sizes = ([48, 64], [96, 128], [64, 64])
+    data = {f"set {i}": L(LeRobotActionDataset)(root="gone", video_size=size) for i, size in enumerate(sizes)}
+    config: Any = SimpleNamespace(dataloader_train=L(MixedLoader)(datasets=data, ratios=[1, 1, 1]))
+    assert _clip_size(config, "480") == (96, 128)
 
 
 @pytest.mark.parametrize("name", RUNS)

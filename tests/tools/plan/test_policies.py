@@ -225,6 +225,7 @@ def test_four_a100_hold_what_is_sharded(capsys: pytest.CaptureFixture[str]) -> N
     assert call(plan, "--gpus", 4, "--gpu", "A100", "--embodied", OF_RLINF) == 0
     shown = capsys.readouterr().out
     assert "1,024 episodes of 32 decisions" in shown and "An estimate" in shown
+    assert f"{30 * forms['sharded']['hours_per_epoch']:,.0f} h" in shown, "30 epochs"
 
 
 def test_one_card_of_80_and_one_of_24_gb(capsys: pytest.CaptureFixture[str]) -> None:
