@@ -10,7 +10,7 @@ import pytest
 from cosmos_predict2.data.video import media
 from examples import video2world
 from examples.inference import main
-from tests.examples.records import frames_of
+from tests.examples.records import frames_of, record_of
 
 ROOT = Path(__file__).parents[2]
 PICTURE = str(ROOT / "assets/toy_world/first_frame.png")
@@ -47,6 +47,7 @@ def test_samples_of_several_files_are_the_videos_of_single_requests(tmp_path: Pa
     info = media.probe_video(out / "long.mp4")
     assert (info.num_frames, info.height, info.width) == (30, 48, 64)
     assert media.probe_video(out / "short.mp4").num_frames == 7
+    assert record_of(out / "short.mp4")["form"]["chunk_frames"] == 9, "made at once, and cut"
     assert frames_of(out / "y.json") == frames_of(out / "a.json")
     single = ["--model_size", "tiny", "--prompt", "push the puck", "--num_steps", "2", "--seed", "7"]
     alone = frames_of(tmp_path / "single.mp4", video2world.main, *single)
