@@ -166,7 +166,10 @@ def test_episodes_that_find_no_place_take_another_wave() -> None:
     one = seconds()
     assert seconds(episodes=9)["simulating"] == seconds(episodes=16)["simulating"] == 2 * one["simulating"]
     assert 6 < seconds(policy="openvla")["deciding"] / one["deciding"] < 7  # token after token, in shorter rows
-    assert seconds(updates=3)["training"] > 2 * one["training"]
+    assert seconds(updates=3)["training"] > 2 * one["training"] > 2 * seconds(recomputes=False)["training"]
+    assert seconds(players=16)["deciding"] == one["deciding"] / 2
+    sizes = [replace(run, lora_rank=rank).size.trained for rank in (32, 64)]
+    assert sizes == [POLICIES["openvla_oft"].adapters * k for k in (1, 2)]
     pictures = 8 * run.episodes * run.decisions * run.views * PICTURE / 2**30
     assert run.estimate(gpu, "whole").host_gb == pytest.approx(8 * 8 * HOST_GB + pictures)
     again = replace(run, samples_again=True).estimate(gpu, "whole").host_gb
@@ -225,6 +228,7 @@ def test_four_a100_hold_what_is_sharded(capsys: pytest.CaptureFixture[str]) -> N
     assert call(plan, "--gpus", 4, "--gpu", "A100", "--embodied", OF_RLINF) == 0
     shown = capsys.readouterr().out
     assert "1,024 episodes of 32 decisions" in shown and "An estimate" in shown
+    assert forms["adapters"]["hours_per_epoch"] < forms["sharded"]["hours_per_epoch"], "frozen weights have no gradient"
     assert f"{30 * forms['sharded']['hours_per_epoch']:,.0f} h" in shown, "30 epochs"
 
 
