@@ -2,6 +2,7 @@
 """The command ``cosmos-rl``: a recipe is translated, and runs as by scripts.train on the processes it asks for."""
 
 import importlib.metadata
+import os
 import re
 import shlex
 from pathlib import Path
@@ -152,4 +153,12 @@ def test_several_processes_are_started_by_torchrun(more: list[str], expected: st
 
 def test_gpus_are_counted_for_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 8)
-    launch.require_gpus(Translation([], {"model.fsdp_shard_size": 8, "model.dp_replicate_size": 2}, {}, []), 2)
+    of_two = {"model.fsdp_shard_size": 8, "model.dp_replicate_size": 2}
+    launch.require_gpus(Translation([], of_two, {}, []), 2)
+    started = list[str]()
+    monkeypatch.setattr(launch, "_become", started.extend)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WFM_REWARD_TOKEN", "my own")
+    recipe = Translation(["experiment=any"], of_two, {"WFM_REWARD_TOKEN": "the recipe's"}, [])
+    launch.start(recipe, [], lambda _: 0, name="recipe", dryrun=False, debug=False, num_machines=2)
+    assert "--nproc_per_node=8" in started and os.environ["WFM_REWARD_TOKEN"] == "my own"

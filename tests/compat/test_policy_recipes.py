@@ -164,6 +164,7 @@ def test_validation_may_have_another_suite_and_episodes_their_own_length_and_siz
     config = compose(BASE, translate_vla(edited(load_toml(COLOCATED), **changes)).overrides)
     train, val = config.model.config.env.make, config.model.config.eval_env.make
     assert (train.suite, val.suite) == ("libero_10", "libero_goal")
+    assert config.dataloader_val.dataset.num == 50 * config.dataloader_val.dataset.num_tasks == 500
     assert {(one.max_steps, one.height, one.width) for one in (train, val)} == {(300, 128, 96)}
 
 
@@ -256,6 +257,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [  # a change of a tiny recipe, a
     ("openvla", dict(vla__vla_type="openvla_oft"), "Did you mean openvla-oft"),
     ("openvla", dict(vla__vla_type="cosmos-policy"), 'vla.vla_type = "cosmos-policy"'),
     ("openvla", dict(vla__num_envs="8"), "vla.num_envs"),
+    ("openvla", dict(train__optm_weight_decay=True), "train.optm_weight_decay"),
     ("pi05", dict(train__train_policy__trainer_type="grpo_vla"), '"grpo_pi05"'),
     ("openvla", dict(train__train_policy__type="sft"), "scripts.train_policy"),
     ("openvla", dict(train__train_policy__variant="gspo"), "train.train_policy.variant"),

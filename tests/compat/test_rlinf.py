@@ -49,6 +49,8 @@ def test_the_published_numbers_of_an_epoch(name: str, episodes: int, steps: int)
     assert value_of(found, "rl.micro_batches") == str(episodes * 32 // steps // 4 // (32 if name == OFT else 128))
     halved = translated(name, "env.train.world_model_cfg.cosmos.action_scaler=10", gpus=4)
     assert 'action_transform:"controller:10x7"' in value_of(halved, "env.imagination")
+    judged = translated(name, "runner.val_check_interval=1", "env.eval.init_params.camera_widths=320", gpus=4)
+    assert "height:256,width:320" in " ".join(judged.overrides)
 
 
 @pytest.mark.slow
@@ -115,6 +117,9 @@ CHANGES = [  # an override of the tiny twin, and what it sets here
     ("runner.max_epochs=5", "trainer.max_iter", "80"),
     ("+runner.max_steps=1", "trainer.max_iter", "16"),
     ("runner.val_check_interval=-1", "trainer.run_validation", "false"),
+    ("runner.val_check_interval=2", "trainer.validation_iter", "32"),
+    ("runner.save_interval=3", "checkpoint.save_iter", "48"),
+    ("+actor.optim.adam_beta1=0.5", "optimizer.betas", "[0.5,0.999]"),
     ("+runner.resume_dir=runs/a", "checkpoint.load_training_state", "true"),
     ("+runner.ckpt_path=runs/a", "checkpoint.load_path", '"runs/a"'),
     ("runner.logger.logger_backends=[wandb]", "job.wandb_mode", '"online"'),
@@ -151,6 +156,7 @@ OF_POLICIES = [  # overrides of the tiny twin with a policy of these, and what t
     ("openvla_oft", "+actor.fsdp_config.gradient_checkpointing=false", "recompute", "false"),
     ("openvla_oft", "+actor.fsdp_config.gradient_checkpointing=true", "recompute", "true"),
     ("openvla_oft", "+actor.model.is_lora=true", "policy.lora_rank", "32"),
+    ("openvla_oft", "+actor.model.is_lora=true +actor.model.lora_rank=8", "policy.lora_rank", "8"),
     ("openvla_oft", "+actor.model.is_lora=true +actor.model.lora_path=adapters", "policy.lora_path", '"adapters"'),
     ("openvla_oft", "+algorithm.sampling_params.temperature_train=1.6", "policy.temperature", "1.6"),
     ("openvla_oft", "actor.model.precision=bf16", "rl.ratio_tolerance", "0.1"),

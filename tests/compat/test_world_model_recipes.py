@@ -154,9 +154,12 @@ def test_the_recipe_of_nft_composes() -> None:
 def test_a_field_of_nft_sets_what_the_table_says() -> None:
     rewards = [{"name": "a", "clip_min": -1.0, "weight": 2.0}]
     changes = dict(policy__diffusers__sample__guidance_scale=4.5, train__train_policy__mini_batch=12)
+    changes |= dict(policy__diffusers__train_frames=41, policy__lora__target_modules=["to_v", "ff.net.2"])
     found = translate_nft(edited(NFT, **changes, train__train_policy__remote_reward__reward_fns=rewards))
     assert value_of(found, "rl.guidance") == "3.5", "cond + g (cond - uncond)"
     assert (value_of(found, "rl.rollout_batch"), value_of(found, "trainer.grad_accum_iter")) == ("12", "60")
+    assert value_of(found, "pipe_config.state_t") == "11", "latent frames, of 41 pictures"
+    assert value_of(found, "lora_target_modules") == '"v_proj,mlp.layer2"'
     node = value_of(found, "rl.rewards.a")
     assert "clip:[-1.0,5.0]" in node and node.endswith("weight:2.0}")
 

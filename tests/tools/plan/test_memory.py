@@ -19,15 +19,25 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import IMAGE_TOKENS, forward_flops
 from cosmos_predict2.nn.wan_dit import WanDiT
-from cosmos_predict2.tools.plan.advice import _OTHER_TRAINING, Change, _averages, _nearest, _optimizer_state
+from cosmos_predict2.tools.plan.advice import (
+    _OTHER_TRAINING,
+    Change,
+    _averages,
+    _batches,
+    _more_gpus,
+    _nearest,
+    _optimizer_state,
+)
 from cosmos_predict2.tools.plan.memory import activations, predict_memory
 from cosmos_predict2.tools.plan.speed import GPUS, HOST_BYTES, PUBLISHED, find_gpu, predict_speed
-from cosmos_predict2.tools.plan.workload import Workload, read_workload
+from cosmos_predict2.tools.plan.workload import Workload, optimizer_of, read_workload
 from cosmos_predict2.world_model.assembly import embedders
 from cosmos_predict2.world_model.parallelize import POLICIES, apply_recompute
 from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
 from imaginaire.optim import lora
+from imaginaire.optim.adamw import fused_adamw
 from tests.kept_bytes import kept_bytes
 from tests.models.rank_bytes import CONFIG, measured_rank_bytes
 
@@ -335,6 +345,20 @@ def test_splitting_clips_and_adding_micro_batches() -> None:
     assert split.seconds == pytest.approx(alone.seconds / 2)
     assert twice.seconds == pytest.approx(2 * split.seconds)
     assert split.clips_per_hour == pytest.approx(alone.clips_per_hour) == pytest.approx(twice.clips_per_hour)
+
+
+def test_changes_keep_the_clips_of_a_step_and_the_sharding_over_all_gpus() -> None:
+    (single,) = _batches(workload(batch_size=4, grad_accum=3))
+    assert (single.work.batch_size, single.work.grad_accum) == (1, 12)
+    assert "trainer.grad_accum_iter=12" in single.overrides
+    for more in _more_gpus(workload(num_gpus=2, shard_size=2)):
+        assert more.work.shard_size == more.work.num_gpus > 2
+        assert f"model.config.fsdp_shard_size={more.work.num_gpus}" in more.overrides
+    over_all = ("model.config.fsdp_shard_size=-1", "trainer.distributed_parallelism=fsdp")
+    assert read(AGIBOT.format("tiny"), 4, *over_all).shard_size == 4
+    views = read("predict2_multiview_training_tiny_waymo5views", 1)
+    assert views.text_tokens == views.net.num_views * 64 == 128, "a text for each"
+    assert optimizer_of(L(fused_adamw)()) == ("fusedadamw", True)
 
 
 def test_gpus_are_found_in_any_spelling() -> None:
