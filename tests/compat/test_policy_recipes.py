@@ -249,6 +249,8 @@ def test_settings_of_pi05_take_effect_in_either_section(section: str) -> None:
     found = changed("pi05", custom={}, **{f"{section}__noise_method": "flow_noise", f"{section}__replan_steps": 5})
     assert value_of(found, "policy.noise_method") == '"flow_noise"'
     assert not any("replan_steps" in item for item in found.overrides)
+    shorter = translate_vla(edited(load_toml(LIBERO), **{"custom": {}, f"{section}__action_chunk": 5}))
+    assert value_of(shorter, "config.env.chunk") == value_of(shorter, "config.eval_env.chunk") == "5"
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [  # a change of a tiny recipe, and what the error names

@@ -34,7 +34,6 @@ from cosmos_predict2.tools.plan.workload import Workload, optimizer_of, read_wor
 from cosmos_predict2.world_model.assembly import embedders
 from cosmos_predict2.world_model.parallelize import POLICIES, apply_recompute
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
 from imaginaire.optim import lora
 from imaginaire.optim.adamw import fused_adamw
@@ -358,7 +357,8 @@ def test_changes_keep_the_clips_of_a_step_and_the_sharding_over_all_gpus() -> No
     assert read(AGIBOT.format("tiny"), 4, *over_all).shard_size == 4
     views = read("predict2_multiview_training_tiny_waymo5views", 1)
     assert views.text_tokens == views.net.num_views * 64 == 128, "a text for each"
-    assert optimizer_of(L(fused_adamw)()) == ("fusedadamw", True)
+    node = {"_target_": fused_adamw}
+    assert optimizer_of(node) == ("fusedadamw", True)
 
 
 def test_gpus_are_found_in_any_spelling() -> None:
