@@ -60,8 +60,8 @@ def improve(options: Options) -> WayVerdict:
             for phase in results.phases:
                 if phase in results.refused and (phase.is_anew or phase != results.phases[-1]):
                     keep(phase, phase.policy)
-                elif (is_worse := results.became_worse(phase)) is not None:
-                    keep(phase, phase.policy if is_worse else phase.exported)
+                elif (kept := results.kept(phase)) is not None:
+                    keep(phase, kept)
             if step.name in results.left_out():
                 continue
             try:

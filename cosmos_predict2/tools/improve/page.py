@@ -15,11 +15,12 @@ from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, rea
 from cosmos_predict2.rl.imagined.verdict import lines_of, table
 from cosmos_predict2.tools.improve import way
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
-from cosmos_predict2.tools.improve.way import Clone, Options, Phase, chosen, clones_of, phases_of
+from cosmos_predict2.tools.improve.way import Clone, Learnt, Options, Phase, chosen, clones_of, phases_of
 from imaginaire import foreign_json, storage
 from imaginaire.log import duration
 
 MOST_CLIPS, MOST_REASONS = 4, 2
+BOUNDS = ("rate", "low", "high")
 # The metrics of runs that are drawn together.
 LOOKS = {"Loss": ("val/stop_loss", "val/stop_loss_seen"), "Imagined pictures, dB": ("val/stop_psnr",)}
 LEARNING = {
@@ -72,14 +73,26 @@ class WayResults:
         asked = [phase for phase in self.phases if self.is_done(f"{way.GATE}{phase.end}")]
         return [one for one in asked if self.card(one)["verdict"] == "no" and not self.options.allow_unchecked]
 
-    def became_worse(self, phase: Phase) -> bool | None:
-        """True where the learnt policy truly succeeds less than the one that learnt it, on starts of their own; None
-        where that was not tried."""
-        names = [*phase.trials_before, f"{way.TRIAL_AFTER}{phase.end}"]
-        if not all(map(self.is_done, names)):
+    def kept(self, phase: Phase) -> Path | None:
+        """The learnt policy that truly succeeds most, on starts that serve for nothing else, or the policy that learnt
+        where that succeeds more; None where not all were tried."""
+        tried = [f"{way.TRIAL_AFTER}{learnt.end}" for learnt in phase.learnt]
+        if not all(map(self.is_done, [*phase.trials_before, *tried])):
             return None
-        *before, after = (way.rate_of(self.options.out / name / "evaluation.json") for name in names)
-        return bool(after < max(before))
+        best = self.best(phase)
+        before = max(way.rate_of(self.options.out / name / "evaluation.json") for name in phase.trials_before)
+        return best.folder if self.tried_rate(best) >= before else phase.policy
+
+    def best(self, phase: Phase) -> Learnt:
+        """The learnt policy that succeeded most in its trial; of equals that of small steps."""
+        return max(phase.learnt, key=self.tried_rate)
+
+    def tried_rate(self, learnt: Learnt) -> float:
+        return way.rate_of(self.options.out / f"{way.TRIAL_AFTER}{learnt.end}" / "evaluation.json")
+
+    def became_worse(self, phase: Phase) -> bool:
+        """True where nothing that was learnt succeeds as often as the policy that learnt it, as far as was tried."""
+        return self.kept(phase) == phase.policy
 
     def brings(self, phase: Phase) -> bool:
         """True where a phase ends with another policy than it began with: its new clone, or what was learnt."""
@@ -89,7 +102,8 @@ class WayResults:
         """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
         the truth of what is not kept."""
         refused, steps = self.refused, [step.name for step in self.runner.steps]
-        names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", way.TRIAL_AFTER)}
+        ends = [learnt.end for phase in refused for learnt in phase.learnt]
+        names = {f"{name}{end}" for end in ends for name in ("learning", "export", way.TRIAL_AFTER)}
         names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in refused if phase.clone is None}
         if refused and refused[-1] == self.phases[-1]:
             names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
@@ -146,6 +160,8 @@ class WayResults:
         for phase in done:
             if better and self.became_worse(phase):
                 checked += f"; what was learnt in phase {phase.number} was worse and is not kept"
+            elif better and self.kept(phase) is not None and self.best(phase) != phase.learnt[0]:
+                checked += f"; in phase {phase.number} large steps learnt more"
         for phase in better:
             if phase.is_anew and (phase in self.refused or self.became_worse(phase)):
                 checked += f"; phase {phase.number} ends with its new clone"
@@ -169,7 +185,7 @@ class WayResults:
 
     def tried(self, phase: Phase) -> str:
         before = max((self.success(name) for name in phase.trials_before), key=lambda found: found["rate"])
-        after = self.success(f"{way.TRIAL_AFTER}{phase.end}")
+        after = self.success(f"{way.TRIAL_AFTER}{self.best(phase).end}")
         rates = f"{after['rate']:.3f} of {after['episodes']} true episodes, and {before['rate']:.3f} before"
         return f"it succeeded in {rates}, from the same starts, which serve for nothing else"
 
@@ -293,10 +309,17 @@ def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
 
 def _policy(page: Page, results: WayResults, phase: Phase) -> None:
     page.heading(f"7. Policy{phase.title}", "It learnt in what the world model imagines.")
-    _plots(page, phase.learnt, LEARNING)
-    if (is_worse := results.became_worse(phase)) is not None:
-        page.verdict(f"{'It is not kept' if is_worse else 'It is kept'}: {results.tried(phase)}.")
-    if not is_worse:
+    for learnt in phase.learnt:
+        if (learnt.run / "metrics.jsonl").exists():
+            page.note(f"Losses and rewards{learnt.title}:")
+            _plots(page, learnt.run, LEARNING)
+    if (kept := results.kept(phase)) is not None:
+        words = f"What was learnt{results.best(phase).title} is {'not kept' if kept == phase.policy else 'kept'}"
+        page.verdict(f"{words}: {results.tried(phase)}.")
+        names = [*phase.trials_before, *(f"{way.TRIAL_AFTER}{learnt.end}" for learnt in phase.learnt)]
+        rows = [(name.replace("_", " "), [results.success(name)[key] for key in BOUNDS]) for name in names]
+        page.table("true success, trials", list(BOUNDS), rows)
+    if not results.became_worse(phase):
         _truth(page, results, f"after{phase.end}")
 
 
@@ -362,7 +385,7 @@ def write_page(results: WayResults) -> Path:
         if card := results.card(phase):
             _gate(page, phase, card)
     for phase in results.phases:
-        if (phase.learnt / "metrics.jsonl").exists():
+        if (phase.learnt[0].run / "metrics.jsonl").exists():
             _policy(page, results, phase)
     page.heading("What it cost", "Minutes by the clock, and of all processors together.")
     page.table("step", ["minutes", "processor minutes"], [*costs, ("all", [minutes, used])])

@@ -32,6 +32,8 @@ TRIAL_BEFORE, TRIAL_CLONE, TRIAL_AFTER = "trial_before", "trial_clone", "trial_a
 CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the first of them
 RANKING = "ranking.json"
 REINFORCED = "posttraining/reinforcement_learning/policy"
+# A policy also learns by large steps where it can be tried, without a watch: behind a good imagination it gains more.
+LARGE, LARGE_STEPS = "_large", {"optimizer.lr": 3e-4, "trainer.max_iter": 160, WATCH: "null"}
 CARD, CLONED = "card.json", "posttraining/cloning"
 WORLD_MODEL = "posttraining/video2world/world_model"
 
@@ -142,6 +144,16 @@ def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
     return steps
 
 
+@dataclass(frozen=True)
+class Learnt:
+    """A policy that learns in a phase: the end of its steps' names, its run, and itself as a folder."""
+
+    end: str
+    title: str
+    run: Path
+    folder: Path
+
+
 @dataclass
 class Phase:
     """The paths of a phase: the first is of the recordings, each later one also of the policy's own episodes."""
@@ -161,11 +173,19 @@ class Phase:
         self.policy = anew or self.before  # it learns
         self.title = "" if self.number == 1 else f", phase {self.number}"
         self.world_model = self.out / f"{WORLD_MODEL}{self.end}"
-        self.learnt = self.out / f"{REINFORCED}{self.end}"  # the run in which the policy does
         self.split, self.card = self.folder / "split.json", self.folder / CARD
         self.reward, self.starts = self.folder / "reward", self.folder / "starts"
         self.result = self.folder / "policy"  # as a folder that can be given away
-        self.exported = self.folder / "learnt" if self.is_tried else self.result
+        kinds = {"": "", LARGE: ", large steps"} if self.is_tried else {"": ""}
+        self.learnt = [
+            Learnt(
+                f"{kind}{self.end}",
+                f"{title}{self.title}",
+                self.out / f"{REINFORCED}{kind}{self.end}",
+                self.folder / f"learnt{kind}" if self.is_tried else self.result,
+            )
+            for kind, title in kinds.items()
+        ]
 
     @property
     def trials_before(self) -> list[str]:
@@ -327,10 +347,12 @@ class _Way:
         how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
         return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, (*reads, *self.modules), (phase.card,), **how)
 
-    def learning(self, phase: Phase) -> WayStep:
+    def learning(self, phase: Phase, learnt: Learnt) -> WayStep:
+        is_large = learnt != phase.learnt[0]
+        watch = {f"{WATCH}.data": phase.data, f"{WATCH}.split": phase.split, f"{WATCH}.camera": self.options.camera}
         given = {
             "experiment": f"vla_grpo_recordings{POLICIES.get(self.chosen.policy, '')}",
-            "job.name": phase.learnt.name,
+            "job.name": learnt.run.name,
             "trainer.seed": self.options.seed,
             "model.config.env.imagination.dit_path": phase.world_model,
             "model.config.env.starts.path": phase.starts,
@@ -338,16 +360,14 @@ class _Way:
             "model.config.env.reward.path": phase.reward / REWARD,
             **_policy(self.chosen.policy, phase.policy, self.recorded.action_dim),
             "model.config.card": phase.card,
-            f"{WATCH}.data": phase.data,
-            f"{WATCH}.split": phase.split,
-            f"{WATCH}.camera": self.options.camera,
+            **(LARGE_STEPS if is_large else watch),
             "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
         learnt_in = (phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card)
-        reads = (*learnt_in, phase.data, phase.split, *self.modules)
-        title, guess_s = f"learning in imagination{phase.title}", 250 * self.area
-        return WayStep(f"learning{phase.end}", title, words, reads, (phase.learnt,), guess_s)
+        reads = (*learnt_in, *(() if is_large else (phase.data, phase.split)), *self.modules)
+        title, guess_s = f"learning in imagination{learnt.title}", (500 if is_large else 250) * self.area
+        return WayStep(f"learning{learnt.end}", title, words, reads, (learnt.run,), guess_s)
 
     def cloned_anew(self, phase: Phase) -> list[WayStep]:
         """A clone of all successes until then, tried beside the policy of the phase before."""
@@ -359,20 +379,23 @@ class _Way:
 
     def improved(self, phase: Phase) -> list[WayStep]:
         """Learning, and what it made; where that can be tried, beside the policy that learnt."""
-        steps = [self.learning(phase), self.export(phase)]
+        steps = [step for one in phase.learnt for step in (self.learning(phase, one), self.export(one))]
         if phase.is_tried:
             steps += [] if phase.clone else [self.trial_before(phase)]
-            steps.append(self.trial(f"{TRIAL_AFTER}{phase.end}", f"trial of the policy{phase.title}", phase.exported))
+            steps += [
+                self.trial(f"{TRIAL_AFTER}{one.end}", f"trial of the policy{one.title}", one.folder)
+                for one in phase.learnt
+            ]
         return steps
 
     def trial_before(self, phase: Phase) -> WayStep:
         what = "the policy before" if phase.clone else "the clone"
         return self.trial(f"{TRIAL_BEFORE}{phase.end}", f"trial of {what}{phase.title}", phase.before)
 
-    def export(self, phase: Phase) -> WayStep:
-        words = ("-m", "scripts.convert", *self.imports, str(phase.learnt), str(phase.exported))
-        reads = (phase.learnt / "checkpoints", *self.modules)
-        return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.exported,))
+    def export(self, learnt: Learnt) -> WayStep:
+        words = ("-m", "scripts.convert", *self.imports, str(learnt.run), str(learnt.folder))
+        reads = (learnt.run / "checkpoints", *self.modules)
+        return WayStep(f"export{learnt.end}", f"policy as a folder{learnt.title}", words, reads, (learnt.folder,))
 
     def trial(self, name: str, title: str, policy: Path) -> WayStep:
         """A policy on true starts that serve for nothing else."""
