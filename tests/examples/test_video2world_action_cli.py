@@ -14,7 +14,7 @@ from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predi
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings
+from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings, find_annotations
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.world_model import build_world_model
@@ -114,6 +114,7 @@ def test_a_folder_gives_what_its_recordings_give_alone(bridge: Path, toy_weights
     assert main([*flags, *folder, "--save_root", str(tmp_path / "all"), "--end", "2"]) == 0
     made = sorted((tmp_path / "all").glob("*.mp4"))
     assert [path.stem for path in made] == [annotation(bridge, i).stem for i in range(2)]
+    assert find_annotations(str(bridge), "annotation/val", 1, 2) == [str(annotation(bridge, 1))]
     alone = tmp_path / "alone.mp4"
     single = ["--input_annotation", str(annotation(bridge, 1)), "--save_path", str(alone), "--autoregressive"]
     assert main([*flags, *single]) == 0

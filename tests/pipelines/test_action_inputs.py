@@ -4,6 +4,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,14 +14,16 @@ import pytest
 import torch
 
 from cosmos_predict2.actions.transforms import controller, pose_differences, relative_pose
+from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.data.video import media
+from cosmos_predict2.pipelines import action_requests
 from cosmos_predict2.pipelines.action_inputs import (
     ActionInput,
     raw_actions,
     read_episode,
 )
-from cosmos_predict2.pipelines.action_requests import ActionJob, ActionRequest, compared, imagine, prepare
-from cosmos_predict2.world_model.options import Reading, RolloutSettings
+from cosmos_predict2.pipelines.action_requests import ActionJob, ActionRequest, compared, imagine, prepare, read_texts
+from cosmos_predict2.world_model.options import Reading, RequestText, RolloutSettings
 from imaginaire.errors import ConfigError, DataError
 
 RANDOM = numpy.random.RandomState(0)
@@ -189,6 +192,17 @@ def test_frames_behind_the_given_ones_are_compared_and_the_last_of_these_stands_
 
 
 GREYS = [100, 100, 120, 130, 140], [0, 100, 110, 120]  # true ones, and those that were made
+
+
+def test_a_text_and_a_negative_one_have_their_own_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = SimpleNamespace(name="", values=list, encode=lambda texts: torch.full((1, 2, 4), float(len(texts[0]))))
+    monkeypatch.setattr(action_requests, "read_prompt_embeddings", lambda path: known)
+    monkeypatch.setattr(action_requests, "other_text", lambda *_: None)
+    wanted = RequestText(prompt="push", negative_prompt="no", prompt_embeddings="a.safetensors")
+    config: Any = SimpleNamespace(text_encoder_name="")
+    text, negative = read_texts(wanted, config, ModelCard(), 4)
+    assert text.shape == negative.shape == (1, 2, 4) and (text == 4).all() and (negative == 2).all()
+    assert read_texts(replace(wanted, negative_prompt=""), config, ModelCard(), 4)[1] is None
 
 
 @pytest.mark.parametrize(("combine", "warns"), [(None, True), ("sum", False)])

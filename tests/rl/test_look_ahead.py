@@ -102,6 +102,8 @@ def test_of_equals_the_policy_s_own_decision_is_played_and_places_do_not_mix(ima
     same = LookAhead(policy, imagination, Left(0.0), 3).act(observation, mode="greedy", generators=draws(2))
     assert torch.equal(same.actions_E_A_D, own)
     ahead = LookAhead(policy, imagination, Left(), 3)
+    cold = ahead.act(observation, mode="greedy", generators=draws(2), temperature=0.0)
+    torch.testing.assert_close(cold.actions_E_A_D, own, rtol=0, atol=1e-5)  # draws as cold as asked for
     both = ahead.act(observation, mode="greedy", generators=draws(2)).actions_E_A_D
     alone = ahead.act({name: value[1:] for name, value in observation.items()}, mode="greedy", generators=draws(2)[1:])
     torch.testing.assert_close(alone.actions_E_A_D[0], both[1], rtol=0, atol=1e-5)

@@ -388,11 +388,12 @@ def test_a_refinement_plays_starts_of_training_and_keeps_pictures_of_few_at_a_ti
 
 def test_each_phase_of_a_refinement_plays_starts_of_its_own_on_each_rank() -> None:
     data = [{"task_id": 0, "trial_id": i} for i in range(5)]
-    ours, found = SimpleNamespace(config=RefinementConfig(episodes=4)), []
+    ours, found = SimpleNamespace(config=RefinementConfig(episodes=4, temperatures=[1.0, 0.5])), []
     for phase in range(2):
         for rank in range(2):
             dims: Any = SimpleNamespace(dp_rank=rank, dp_size=2)
-            parts = Refinement.true_starts(ours, data, phase, 0, dims, size=1)  # type: ignore[arg-type]
+            parts = [*Refinement.true_starts(ours, data, phase, 0, dims, size=1)]  # type: ignore[arg-type]
+            assert [temperature for _, temperature in parts] == [1.0, 0.5]
             found += [draw for some, _ in parts for draw in some.draws]
     assert len(found) == len({*found}) == 8
 
