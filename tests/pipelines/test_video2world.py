@@ -110,6 +110,12 @@ def test_a_long_video_hands_frames_over_as_they_were_decoded(tmp_path: Path) -> 
     second = pipe.generate(first[:, :, -5:], embedding, seed=4, **one)
     third = pipe.generate(second[:, :, -5:], embedding, seed=5, **one)
     assert torch.equal(video, torch.cat([first, second[:, :, 5:], third[:, :, 5:]], dim=2)[:, :, :14])
+    media.write_video(tmp_path / "a.mp4", frames(5)[0], 10)
+    five: dict[str, Any] = dict(num_conditional_frames=5, seed=3, options=TWO)
+    usual, all_of_them, last = (
+        pipe(str(tmp_path / "a.mp4"), "push", form=replace(form, overlap=overlap), **five) for overlap in (None, 5, 1)
+    )
+    assert torch.equal(usual, all_of_them) and not torch.equal(usual, last), "as many as the first chunk begins with"
     with pytest.raises(ConfigError, match="overlap"):
         VideoForm(num_frames=14).num_chunks(9, 0)
 

@@ -177,6 +177,8 @@ def test_a_world_model_that_learns_from_rewards_makes_one_update_of_each_batch_o
     config = RefinementConfig(newest=2, earlier=1, old=1)
     require_refinable(learns, config, 4)
     require_refinable(mock.Mock(), config, 1)
+    learns.rl = attrs.evolve(rl, rollout_batch=2)
+    require_refinable(learns, config, 8)
     for micro_batches, options in ((3, {}), (4, dict(updates=2)), (4, dict(kl_beta=0.1)), (4, dict(on_policy=False))):
         learns.rl = attrs.evolve(rl, **options)
         with pytest.raises(ConfigError):
