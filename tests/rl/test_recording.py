@@ -85,7 +85,7 @@ def test_rows_of_a_recording_match_its_pictures() -> None:
         assert film.shape == (3, length, 4, 4) and film[1, :, 0, 0].tolist() == list(range(length))
         assert recording.columns["observation.state"][:, 1].tolist() == list(range(length))
         assert recording.columns["next.success"].nonzero()[0].tolist() == [2] and is_success
-        assert recording.columns["next.reward"].tolist() == [0] + [1] * (length - 1)
+        assert recording.columns["next.reward"].tolist() == [1] * (length - 1) + [0]
         assert recording.columns["next.done"].nonzero()[0].tolist() == [length - 1]
         actions = recording.columns["action"]
         assert actions.shape == (length, 4) and actions.max() <= 0.5 and actions.min() >= -1.0
@@ -170,7 +170,7 @@ def test_a_data_set_begins_with_a_copy_of_recordings_of_a_robot(
     assert found.frames(2, "observation.images.top", [0]).shape == (3, 1, 48, 48)
     played = found.columns(1, ["next.reward", "next.done"])
     assert played["next.done"].tolist() == [False] * 24 + [True]
-    assert not played["next.reward"][:24].any() and played["next.reward"][24] != 0  # the toy world's is of the last one
+    assert played["next.reward"].nonzero()[0].tolist() == [23]  # the toy world pays for the last action
     assert call(collect, *words, "--out", tmp_path / "other") == 2  # without the name of the camera
     told = capsys.readouterr().err
     assert "'observation.images.top', which episodes that are played in this suite do not have" in told

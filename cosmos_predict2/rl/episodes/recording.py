@@ -38,7 +38,7 @@ class _Episode:
     seen: dict[str, list[Tensor]] = field(default_factory=lambda: {_PICTURES: [], _WRISTS: [], _STATE: []})
     actions: list[Tensor] = field(default_factory=list)
     success: list[bool] = field(default_factory=lambda: [False])  # of each picture
-    rewards: list[float] = field(default_factory=lambda: [0.0])
+    rewards: list[float] = field(default_factory=list)  # of each action
     num_decisions: int = 0
 
     def see(self, observation: Observation, row: int) -> None:
@@ -46,10 +46,11 @@ class _Episode:
             values.append(observation[name][row].cpu().clone())
 
     def recording(self, camera: str) -> Recording:
-        """A row for each picture; row k's action leads from picture k to the next one, the last row repeats it."""
+        """A row for each picture; row k's action leads from picture k to the next one, the last row repeats it. Success
+        is of the picture, and the reward of the action, as lerobot has it: the last row has none."""
         actions = [*self.actions, self.actions[-1]]
         columns = {"action": torch.stack(actions).numpy(), SUCCESS_COLUMN: numpy.array(self.success)}
-        columns[_REWARD_COLUMN] = numpy.array(self.rewards, numpy.float32)
+        columns[_REWARD_COLUMN] = numpy.array([*self.rewards, 0.0], numpy.float32)
         columns[_DONE_COLUMN] = numpy.arange(len(actions)) == len(self.actions)
         if self.seen[_STATE][0].numel():
             columns[_STATE_COLUMN] = torch.stack(self.seen[_STATE]).float().numpy()
