@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record what a policy does in an environment, as a LeRobot data set that every program here reads.
 
-Each row has the picture, the action that was executed then, and next.success, 1 on pictures that show success. An
-episode goes on after a success, as long as the environment lets it, so that it is seen whether the success lasts.
+Each row has the picture, the action that was executed then with its next.reward, next.done on the last row, and
+next.success, 1 on pictures that show success. An episode goes on after a success, as long as the environment lets it,
+so that it is seen whether the success lasts.
 """
 
 import argparse
@@ -66,7 +67,13 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.world_model import require_inputs
     from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-    from cosmos_predict2.rl.episodes.recording import CAMERA, recorded_episodes, require_columns
+    from cosmos_predict2.rl.episodes.recording import (
+        CAMERA,
+        DONE_COLUMN,
+        REWARD_COLUMN,
+        recorded_episodes,
+        require_columns,
+    )
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.tools.prepare.lerobot_export import copy_to_extend
     from cosmos_predict2.world_model.assembly import device_of
@@ -108,12 +115,15 @@ def run(args: argparse.Namespace) -> None:
     if abs(writer.fps - fps) > 1e-6:
         where = args.base or out
         raise DataError(f"{where} has {writer.fps:g} frames per second, these episodes {fps:g}: give --fps.")
+    # an older data set has no rewards; that it lacks others is an error, but for a copy of recordings
+    late = {REWARD_COLUMN, DONE_COLUMN}.difference(writer.names) if extended else set[str]()
     successes = lost = 0
     with Progress("recording", args.episodes, unit="episode") as progress:
         for recording, is_success in recorded_episodes(policy, env, starts, args.mode, execute, camera):
             successes, lost = successes + is_success, lost + (recording is None)
             if recording is not None:
-                writer.add(recording.with_only(writer.names) if extended else recording)
+                names = writer.names if args.base else {*recording.columns, *recording.videos} - late
+                writer.add(recording.with_only(names))
             progress.update()
     env.close()
     if len(writer) == before:

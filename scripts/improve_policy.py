@@ -56,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     if args.phases and args.success_column != SUCCESS_COLUMN:
         cure = f"are recorded with {SUCCESS_COLUMN}. Rename it in the recordings, or leave --phases out"
         raise ConfigError(f"--success_column {args.success_column}: true episodes {cure}.")
+    if args.phases and args.action_keys:
+        cure = "Record all numbers of an action as one column, action, or leave --phases out"
+        raise ConfigError(f"--action_keys with --phases: true episodes have one column for an action. {cure}.")
     given = {field.name: getattr(args, field.name) for field in fields(Options) if field.name != "imports"}
     given["action_keys"] = tuple(args.action_keys)
     given["policies"] = tuple(dict.fromkeys(args.policies or Options.policies))

@@ -28,7 +28,7 @@ succeeded and with frames that have none, is unknown: it is learnt from, and cou
 
 examples:
   python -m scripts.split_recordings my_data --out outputs/split.json
-  python -m scripts.split_recordings my_data --success_column next.done --judge last --out outputs/split.json
+  python -m scripts.split_recordings my_data --success_column is_open --judge last --out outputs/split.json
   python -m scripts.split_recordings my_more_data --extend outputs/split.json --out outputs/more.json
   python -m scripts.split_recordings my_data --classifier reward_model.safetensors --camera front --out split.json
 """

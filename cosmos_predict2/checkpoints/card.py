@@ -117,6 +117,7 @@ class ModelCard:
     constant_text: str = ""  # the file of the one embedding that every sample had
     video_size: tuple[int, int] | None = None  # (height, width) of the training clips, of each view
     views: tuple[str, ...] = ("",)  # of the training clips, from top to bottom (`data.views`)
+    action_keys: tuple[str, ...] | None = None  # the columns that made an action, where they were named
     frame_rate: float | None = None  # of the training clips
     input_crop: str = ""  # how the training clips were brought to size
     min_conditioning_frames: int | None = None  # latent frames, in training, where not one of its clips had fewer
@@ -125,14 +126,6 @@ class ModelCard:
     lora_targets: str = ""
     base: str = ""  # the weights that training started from
     digests: Mapping[str, str] = field(default_factory=dict)  # of the weights of the other parts, by their names
-
-    @property
-    def action_keys(self) -> tuple[str, ...] | None:
-        """The columns that made an action of the run's data; None where none were named."""
-        data = (self.run.get("dataloader_train") or {}).get("dataset") or {}
-        keys = data.get("action_keys")
-        named = [keys] if isinstance(keys, str) else keys  # one may be named alone
-        return tuple(named) if isinstance(named, list) else None
 
     def opened(self) -> "ModelCard":
         """This card; raises where the weights cannot be opened."""
@@ -254,9 +247,10 @@ def read_card(path: str, *, fetch: bool = True) -> ModelCard:
             found |= dict(run_folder=folder, run=run_tree(folder), starts=start_facts(folder))
             found |= _typed(_of_run(found["run"], found["starts"]), folder, is_strict=False)
         found |= _of_weights(path)
-        if _below(found.get("run"), "model", "config", "world_model"):  # of a policy's run, which holds it
-            base = read_card(str(found.get("base") or ""), fetch=fetch)
-            found = {"action_transform": base.action_transform, "digests": base.digests} | found
+        if held := _below(found.get("run"), "model", "config", "world_model"):  # of a policy's run
+            base = read_card(str(found.get("base") or held.get("dit_path") or ""), fetch=fetch)
+            inherited = ("action_transform", "digests", "views", "video_size", "action_keys", "frame_rate")
+            found = {name: getattr(base, name) for name in inherited} | found
     # A text whose encoder was not built yet when the run recorded it gets the encoder's whole name.
     encoder = found.get("digests", {}).get(TEXT_ENCODER, "")
     kind = encoder.partition("-")[0]
@@ -354,6 +348,7 @@ def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any
         "video_size": next((node["video_size"] for node in nodes if _is_size(node.get("video_size"))), None),
         "input_crop": next((crop for node in nodes if (crop := _crop_of(node))), of_pipeline),
         "views": next((list(views) for node in nodes if len(views := views_of_data(node)) > 1), None),
+        "action_keys": next((keys for node in nodes if (keys := node.get("action_keys"))), None),
     }
 
 
@@ -444,6 +439,7 @@ _FIELDS: dict[str, Any] = {
     "frame_rate": float,
     "input_crop": str,
     "views": lambda value: tuple(map(str, value)),
+    "action_keys": lambda value: (value,) if isinstance(value, str) else tuple(map(str, value)),
     "min_conditioning_frames": int,
     "max_conditioning_frames": int,
     "lora_alpha": float,

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, controller
-from cosmos_predict2.checkpoints.card import ModelCard, read_card
+from cosmos_predict2.checkpoints.card import _of_run, _typed, read_card
+from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data import split as splits
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
@@ -35,6 +36,7 @@ from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.tools.drive import session
+from cosmos_predict2.world_model.options import ActionModel
 from imaginaire.config import L
 from imaginaire.errors import ConfigError
 from scripts import make_reset_states
@@ -113,7 +115,7 @@ def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings:
 
 
 def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from(tmp_path: Path) -> None:
-    """Of a run that names them; what scripts.collect recorded has them as one."""
+    """A run names them; what scripts.collect recorded has them as one."""
     rows, writer = numpy.arange(52, dtype=numpy.float32).reshape(13, 4), Writer(tmp_path / "mine", fps=5)
     video = {"observation.images.top": torch.zeros(3, 13, 32, 32, dtype=torch.uint8)}
     writer.add(Recording({"action": rows, "target.arm": rows[:, :3], "target.hand": 100 + rows[:, 3:]}, video, "go"))
@@ -124,15 +126,17 @@ def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from
     world, card = imagination(UNKNOWN), read_card(tiny_action_path())
     assert card.action_keys is None
     run = {"dataloader_train": {"dataset": {"action_keys": ["target.arm", "target.hand"]}}}
-    world.action_keys = replace(card, run=run).action_keys
+    world.action_keys = _typed(_of_run(run, {}), "a run")["action_keys"]
     for name, hand in (("mine", 103), ("played", 3)):
         source = with_actions_of(LeRobotSource.open(tmp_path / name), world)
         assert recorded_actions(source, 0)[0].tolist() == [0, 1, 2, hand]
     alone = {"dataloader_train": {"dataset": {"action_keys": "target.arm"}}}
-    assert replace(card, run=alone).action_keys == ("target.arm",)
+    assert _typed(_of_run(alone, {}), "a run")["action_keys"] == ("target.arm",)
     world.action_keys = ("action", "target.hand")  # of which what was played has one
     assert recorded_actions(with_actions_of(LeRobotSource.open(tmp_path / "played"), world), 0)[0, -1] == 3
-    with mock.patch.object(ModelCard, "action_keys", ("target.arm", "target.hand")):
+    choice = choose_action_model(ActionModel(dit_path=tiny_action_path()))
+    choice = replace(choice, card=replace(choice.card, action_keys=("target.arm", "target.hand")))
+    with mock.patch("cosmos_predict2.configs.rl.imagination.choose_action_model", return_value=choice):
         assert imagination_of(device="cpu").action_keys == ("target.arm", "target.hand")
 
 

@@ -171,6 +171,11 @@ def test_a_data_set_begins_with_a_copy_of_recordings_of_a_robot(
     played = found.columns(1, ["next.reward", "next.done"])
     assert played["next.done"].tolist() == [False] * 24 + [True]
     assert played["next.reward"].nonzero()[0].tolist() == [23]  # the toy world pays for the last action
+    older = {"observation.state": numpy.zeros((5, 3), numpy.float32)}
+    for name, columns, code in (("older", older, 0), ("without its state", {}, 2)):  # no rewards in either
+        more_words = (*words[:-2], "--append", "--out", robots(tmp_path / name, CAMERA, **columns))
+        assert call(collect, *more_words) == code
+    assert "next.reward" not in LeRobotSource.open(tmp_path / "older").info.features
     assert call(collect, *words, "--out", tmp_path / "other") == 2  # without the name of the camera
     told = capsys.readouterr().err
     assert "'observation.images.top', which episodes that are played in this suite do not have" in told

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.first_frames import GivenStarts, SimulatedStarts
@@ -29,7 +30,7 @@ from imaginaire.errors import ConfigError, DataError
 from scripts import make_reset_states
 from tests.data.lerobot_files import write_random
 from tests.rl.vla_runs import Brightness, run
-from tests.training import saved, train
+from tests.training import run_dir, saved, train
 
 SIDE, VIEWS = 32, ("front", "wrist")
 BOTH = "+".join(VIEWS)
@@ -173,6 +174,8 @@ def test_a_world_model_of_two_views_is_refined_by_what_both_show(state: str, tmp
     records = run(tmp_path, *words, name="of_views")
     of_world = [record for record in records if "train/world_model_loss" in record]
     assert len(of_world) >= 4
+    card = read_card(str(run_dir(tmp_path, "vla")))  # of the world model in the policy's run
+    assert card.views == VIEWS and card.video_size == (side, side)
     windows = saved(tmp_path, "vla")["model"]
     latents = windows["refinement.windows.newest_latents"]
     assert latents.shape[-2:] == (2 * side // 8, side // 8)

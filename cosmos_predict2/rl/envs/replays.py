@@ -56,12 +56,17 @@ def recorded_actions(source: LeRobotSource, i: int) -> Tensor:
     return torch.from_numpy(rows.astype(numpy.float32))[: int(source.episodes.lengths[i]) - 1]
 
 
+def action_keys_in(source: LeRobotSource, imagination: Imagination) -> tuple[str, ...] | None:
+    """The columns of recordings that make an action of the world model; None where they are one, as `scripts.collect`
+    records them."""
+    keys, known = tuple(imagination.action_keys or ()), {*source.info.features, *source.info.modality.action}
+    return keys if keys and known.issuperset(keys) else None
+
+
 def with_actions_of(source: LeRobotSource, imagination: Imagination) -> LeRobotSource:
-    """The recordings with the columns that make an action of the world model, which those of `scripts.collect` have as
-    one. Raises where their actions are not its own, or a first picture is not enough for it."""
-    keys = imagination.action_keys or ()
-    if keys and all(key in source.info.features or key in source.info.modality.action for key in keys):
-        source = replace(source, action_keys=tuple(keys))
+    """The recordings with the columns that make an action of the world model. Raises where their actions are not its
+    own, or a first picture is not enough for it."""
+    source = replace(source, action_keys=action_keys_in(source, imagination))
     parts = source.action_parts()
     found, wanted = source.width(parts), imagination.transform.dim
     if found != wanted:

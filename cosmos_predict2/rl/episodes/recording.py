@@ -25,7 +25,7 @@ from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 
 CAMERA, WRIST = "observation.images.front", "observation.images.wrist"
-_REWARD_COLUMN, _DONE_COLUMN = "next.reward", "next.done"
+REWARD_COLUMN, DONE_COLUMN = "next.reward", "next.done"
 _STATE_COLUMN, _IMAGES = "observation.state", "observation.images."
 _PICTURES, _WRISTS, _STATE, _TASK = "full_image", "wrist_image", "state", "task_description"
 
@@ -50,8 +50,8 @@ class _Episode:
         is of the picture, and the reward of the action, as lerobot has it: the last row has none."""
         actions = [*self.actions, self.actions[-1]]
         columns = {"action": torch.stack(actions).numpy(), SUCCESS_COLUMN: numpy.array(self.success)}
-        columns[_REWARD_COLUMN] = numpy.array([*self.rewards, 0.0], numpy.float32)
-        columns[_DONE_COLUMN] = numpy.arange(len(actions)) == len(self.actions)
+        columns[REWARD_COLUMN] = numpy.array([*self.rewards, 0.0], numpy.float32)
+        columns[DONE_COLUMN] = numpy.arange(len(actions)) == len(self.actions)
         if self.seen[_STATE][0].numel():
             columns[_STATE_COLUMN] = torch.stack(self.seen[_STATE]).float().numpy()
         films = [torch.stack(self.seen[_PICTURES]), *torch.stack(self.seen[_WRISTS]).unbind(1)]
@@ -62,7 +62,7 @@ class _Episode:
 
 def require_columns(names: Collection[str], observation: Observation, camera: str, where: str) -> None:
     """Refuse recordings whose columns or cameras episodes that are played in an environment do not have."""
-    columns = {"action", SUCCESS_COLUMN, _REWARD_COLUMN, _DONE_COLUMN, *COUNTERS}
+    columns = {"action", SUCCESS_COLUMN, REWARD_COLUMN, DONE_COLUMN, *COUNTERS}
     shown = columns | {*_cameras(camera, 1 + observation[_WRISTS].shape[1])}
     if observation[_STATE].shape[1:].numel():
         shown.add(_STATE_COLUMN)

@@ -33,7 +33,7 @@ from cosmos_predict2.models.config import model_config
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.envs.first_frames import whole_pictures
-from cosmos_predict2.rl.envs.replays import replayed
+from cosmos_predict2.rl.envs.replays import action_keys_in, replayed
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import RefinementConfig, VLAGRPOConfig
 from cosmos_predict2.rl.episodes.episodes import Starts, Trajectories
@@ -375,26 +375,31 @@ def open_recorded_phase(
     """The episodes of a phase, read as ``config.data`` reads those that the world model was trained on; raises where
     they were not played yet. ``policy`` is the run whose newest checkpoint plays them."""
     folder = Path(config.recordings) / f"phase_{phase:03d}"
-    count = len(LeRobotSource.open(folder)) if (folder / "meta" / "info.json").is_file() else 0
-    if count < config.episodes:
+    source = LeRobotSource.open(folder) if (folder / "meta" / "info.json").is_file() else None
+    count = 0 if source is None else len(source)
+    if source is None or count < config.episodes:
+        camera = "" if len(env.views) == 1 else f" --camera {AND.join(env.views)}"
         raise DataError(
             f"Phase {phase} of the refinement waits for true episodes: {folder} has {count} of {config.episodes}"
             f" (model.config.refinement.episodes). Play the policy of {policy}, whose newest checkpoint is the present"
             " one, and record each episode there, a LeRobot data set with next.success; in a simulator: python -m"
             f" scripts.collect --suite SUITE --policy {policy} --episodes {config.episodes} --first"
-            f" {phase * 10**5} --out {folder}. Then start this run again: it goes on from here."
+            f" {phase * 10**5}{camera} --out {folder}. Then start this run again: it goes on from here."
         )
     size = [picture[0] // len(env.views), picture[1]]  # of each view
     own: dict[str, Any] = dict(root=str(folder), num_frames=num_frames, video_size=size, text_width=1)
-    own |= dict(data_split="full", split_file=None, load_t5_embeddings=False)
+    own |= dict(data_split="full", split_file=None, load_t5_embeddings=False, missing_cameras="error")
     own["action_transform"] = env.imagination.transform
+    if env.imagination.action_keys:
+        keys = action_keys_in(source, env.imagination)
+        own["action_keys"] = None if keys is None else list(keys)
+    if env.head is not None:
+        own["state"] = env.imagination.world.config.state
     if config.data is not None and "root" in takes(target_of(config.data))[0]:
         found: LeRobotActionDataset = lazy_config.instantiate(config.data, **own)
         return found
     if len(env.views) > 1:
         own["camera"] = AND.join(env.views)
-    if env.head is not None:
-        own["state"] = env.imagination.world.config.state
     return LeRobotActionDataset(**own)
 
 

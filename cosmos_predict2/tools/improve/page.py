@@ -314,7 +314,8 @@ def _policy(page: Page, results: WayResults, phase: Phase) -> None:
             page.note(f"Losses and rewards{learnt.title}:")
             _plots(page, learnt.run, LEARNING)
     if (kept := results.kept(phase)) is not None:
-        words = f"What was learnt{results.best(phase).title} is {'not kept' if kept == phase.policy else 'kept'}"
+        how = "small" if results.best(phase) == phase.learnt[0] else "large"
+        words = f"What {how} steps learnt is {'not kept' if kept == phase.policy else 'kept'}"
         page.verdict(f"{words}: {results.tried(phase)}.")
         names = [*phase.trials_before, *(f"{way.TRIAL_AFTER}{learnt.end}" for learnt in phase.learnt)]
         rows = [(name.replace("_", " "), [results.success(name)[key] for key in BOUNDS]) for name in names]
