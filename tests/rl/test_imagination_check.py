@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.actions.transforms import UNKNOWN
 from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.configs.rl import imagination
 from cosmos_predict2.configs.rl.imagination import imagination_of
@@ -47,6 +46,7 @@ from cosmos_predict2.toy_world.rendering import detect, render
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.errors import ConfigError, DataError
 from scripts import check_imagination
+from tests.data.lerobot_files import write_random
 from tests.programs import call, finished, python
 
 NUM = 48
@@ -371,11 +371,10 @@ def test_episodes_of_as_many_chunks_are_imagined_together_and_repeat_their_last_
 
 
 def test_recordings_are_not_imagined_by_a_world_model_that_begins_with_five_pictures(
-    tiny_imagination: Imagination,
+    tiny_imagination: Imagination, tmp_path: Path
 ) -> None:
     """It is said before any of them is read."""
-    known = {"width": lambda parts: tiny_imagination.transform.dim, "action_contract": lambda parts: UNKNOWN}
-    source: Any = SimpleNamespace(info=SimpleNamespace(root="my_data"), action_parts=tuple, **known)
+    source = LeRobotSource.open(write_random(tmp_path / "my_data", 1, ["front"], 32))
     with_actions_of(source, tiny_imagination)
     config = attrs.evolve(tiny_imagination.config, min_num_conditional_frames=2)
     other: Any = SimpleNamespace(config=config, transform=tiny_imagination.transform, action_keys=None)
