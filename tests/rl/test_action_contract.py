@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, controller
-from cosmos_predict2.checkpoints.card import _of_run, _typed, read_card
+from cosmos_predict2.checkpoints.card import _of_run, _typed, card_texts, read_card
 from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data import split as splits
@@ -136,6 +136,7 @@ def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from
     assert recorded_actions(with_actions_of(LeRobotSource.open(tmp_path / "played"), world), 0)[0, -1] == 3
     choice = choose_action_model(ActionModel(dit_path=tiny_action_path()))
     choice = replace(choice, card=replace(choice.card, action_keys=("target.arm", "target.hand")))
+    assert '"action_keys":["target.arm","target.hand"]' in "".join(card_texts(choice.card).values())  # of a file
     with mock.patch("cosmos_predict2.configs.rl.imagination.choose_action_model", return_value=choice):
         assert imagination_of(device="cpu").action_keys == ("target.arm", "target.hand")
 

@@ -78,8 +78,10 @@ class _Worker:
         """Execute actions, and report each of them, with so many pictures; the last observation."""
         for action in actions:
             observed, reward, is_success = self.env.step(action)
-            shown = dict(full_image=observed["full_image"], wrist_image=observed["wrist_image"][: num_views - 1])
-            self.connection.send((STEPPED, float(reward), bool(is_success), shown if num_views else None))
+            shown = None
+            if num_views:
+                shown = dict(full_image=observed["full_image"], wrist_image=observed["wrist_image"][: num_views - 1])
+            self.connection.send((STEPPED, float(reward), bool(is_success), shown))
             if is_success and ends_on_success:
                 break
         return arrays_of(observed)
