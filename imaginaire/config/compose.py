@@ -79,7 +79,7 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
     for key in cleared:
         OmegaConf.update(tree, key, None, merge=False, force_add=True)
     _copy_context_parallel_size(tree)
-    nodes.check_tree(tree)
+    nodes.check_present(tree)
     nodes.resolve(tree)
     nodes.check_values(tree, LAZY_MEMBERS)
     composed: Config = nodes.to_object(tree, keep_nodes=True)
@@ -334,17 +334,15 @@ def _copy_context_parallel_size(tree: DictConfig) -> None:
     model = tree.model
     if not isinstance(model, DictConfig) or "context_parallel_size" not in model:
         return
-    size = model["context_parallel_size"]
+    size, current = model["context_parallel_size"], tree.model_parallel.context_parallel_size
     target = target_of(model, "model")
     names, takes_any = takes(target) if callable(target) else ([], False)
     if "context_parallel_size" not in names and not takes_any:
         with open_dict(model):
             del model["context_parallel_size"]
-    if size in (None, 1):
+    if size in (None, 1, current):
         return
-    current = tree.model_parallel.context_parallel_size
-    if not isinstance(size, int) or current not in (1, size):
+    if not isinstance(size, int) or current != 1:
         raise ConfigError(f"{old}={size} is deprecated, and {new} is {current}. Keep the second alone.")
-    if current == 1:
-        log.warning("%s is deprecated: use %s=%d", old, new, size)
+    log.warning("%s is deprecated: use %s=%d", old, new, size)
     tree.model_parallel.context_parallel_size = size

@@ -7,9 +7,8 @@
 A node is an OmegaConf DictConfig that may hold any object. Targets receive plain lists and dictionaries.
 
 In YAML text targets are dotted names. Other objects are marked mappings: ``_object_: torch.bfloat16`` is the thing of
-that name, ``_partial_: name`` with args and kwargs a functools.partial, ``_call_: torch.device`` a device, and
-``_type_: name`` beside the fields of a typed node its class. Interpolations are resolved, tuples become lists, paths
-strings. A name is written only if it finds the same object again; the parser executes nothing.
+that name, and ``_type_: name`` beside the fields of a typed node its class. Interpolations are resolved, tuples become
+lists, paths strings. A name is written only if it finds the same object again; the parser executes nothing.
 """
 
 import copy
@@ -30,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from imaginaire.buildable import describe, locate, name_of, signature, target_of
 from imaginaire.config import nodes
 from imaginaire.config.nodes import OBJECTS, fields_of, full_key, is_config_class, is_empty, join, typed_class
-from imaginaire.config.schema import Config, declared_class
+from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError, UserError
 
 __all__ = ["PLACEHOLDER", "LazyCall", "LazyDict", "instantiate", "locate", "name_of", "signature"]
@@ -39,7 +38,7 @@ __all__ += ["load_yaml", "save_yaml", "to_yaml"]
 LazyDict = DictConfig
 PLACEHOLDER = None  # an argument that is given when the call is made
 
-MARKS = ("_object_", "_partial_", "_call_", "_type_")
+MARKS = ("_object_", "_type_")
 MOST_VALUES = 200_000  # with what aliases repeat
 FOLDERS = "_import_from_"  # folders that a saved configuration needs on sys.path to find its targets
 
@@ -244,11 +243,13 @@ def _written_out(node: Any) -> Iterator[Any]:
 def from_yaml(text: str, source: str = "this YAML text", declared: type | None = None) -> Any:
     """The node of a YAML text; ``source`` is what the messages call it."""
     data = plain_data(text, source)
-    if isinstance(data, dict):
-        for folder in data.pop(FOLDERS, None) or ():
-            add_import_folder(Path(str(folder)))
-        nodes.move_keys(data)
     try:
+        if isinstance(data, dict):
+            for folder in data.pop(FOLDERS, None) or ():
+                add_import_folder(Path(str(folder)))
+            tree = DictConfig(data)
+            nodes.move_keys(tree)
+            data = OmegaConf.to_container(tree)
         value = from_data(data, declared=declared)
         if isinstance(value, dict) or is_config_class(type(value)):
             return DictConfig(value, flags=dict(OBJECTS))
@@ -278,19 +279,11 @@ def to_data(value: Any, key: str = "", declared: Any = None) -> Any:
     if isinstance(value, Path):
         return str(value)
     if is_config_class(cls := typed_class(value) or type(value)):
-        return _fields_to_data(value, declared_class(cls), key, declared)
+        return _fields_to_data(value, cls, key, declared)
     if isinstance(value, Mapping):
         return _mapping_to_data(value, key or (full_key(value) if isinstance(value, DictConfig) else ""))
     if isinstance(value, (ListConfig, list, tuple)):
         return [to_data(item, f"{key}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, functools.partial):
-        return {
-            "_partial_": name_of(value.func, key),
-            "args": [to_data(item, f"{key}.args[{i}]") for i, item in enumerate(value.args)],
-            "kwargs": _mapping_to_data(value.keywords, f"{key}.kwargs"),
-        }
-    if type(value).__module__ == "torch" and type(value).__name__ == "device":
-        return {"_call_": "torch.device", "args": [str(value)]}
     return {"_object_": name_of(value, key)}
 
 
@@ -322,7 +315,7 @@ def _mapping_to_data(mapping: Mapping[Any, Any], key: str) -> dict[Any, Any]:
         if name in MARKS or name == FOLDERS:
             raise ConfigError(f"{at}: '{name}' is a mark of saved configurations and cannot be a key. Rename it.")
         value = _item(mapping, name)
-        is_target = name == "_target_" and not isinstance(value, (str, Mapping, functools.partial))
+        is_target = name == "_target_" and not isinstance(value, (str, Mapping))
         data[name] = name_of(value, at) if is_target else to_data(value, at)
     return data
 
@@ -338,12 +331,6 @@ def from_data(data: Any, key: str = "", declared: Any = None) -> Any:
         return data
     if "_object_" in data:
         return _located(data, "_object_", key)
-    if "_partial_" in data:
-        args = from_data(data.get("args") or [], f"{key}.args")
-        kwargs = from_data(data.get("kwargs") or {}, f"{key}.kwargs")
-        return functools.partial(_located(data, "_partial_", key), *args, **kwargs)
-    if data.get("_call_") == "torch.device":
-        return locate("torch.device", key)(*data.get("args", ()))
     if "_type_" in data:
         declared = _located(data, "_type_", key)
         if not is_config_class(declared):

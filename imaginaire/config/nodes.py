@@ -5,8 +5,8 @@ OmegaConf has no public way to recognise a null node without resolving it, nor t
 It checks the types of a typed node, but its own ``to_object`` drops unknown keys in silence, and only making the object
 runs the validators. Both are done here, with the full key in every message.
 
-Before a tree becomes a Config it is walked three times: as it is written (``check_tree``), by OmegaConf to resolve it,
-and with its values (``check_values``). ``faults`` are what a dry run reports besides.
+Before a tree becomes a Config it is walked three times: as it is written (``check_present``), by OmegaConf to resolve
+it, and with its values (``check_values``). ``faults`` are what a dry run reports besides.
 """
 
 import dataclasses
@@ -191,53 +191,25 @@ def explained(error: OmegaConfBaseException, prefix: str = "") -> ConfigError:
 # --- values under earlier keys ---------------------------------------------------------------------------------------
 
 
-def move_keys(tree: Any) -> None:
-    """Rename keys of a dictionary or a node that may hold a part of a configuration, in place."""
-    for old, new in KEYS.items():
-        where, _, name = old.rpartition(".")
-        section = _section(tree, where)
-        if section is None or name not in section:
-            continue
-        if isinstance(section, DictConfig):
-            value = raw(section, name)
-            with read_write(tree), open_dict(tree):
+def move_keys(tree: DictConfig) -> None:
+    """Rename keys of a node that may hold a part of a configuration, in place."""
+    with read_write(tree), open_dict(tree):
+        for old, new in KEYS.items():
+            where, _, name = old.rpartition(".")
+            section = OmegaConf.select(tree, where)
+            if isinstance(section, DictConfig) and not is_empty(section) and name in section:
+                value = raw(section, name)
                 del section[name]
-                _put(tree, new, value)
-        else:
-            _put(tree, new, section.pop(name))
-
-
-def _section(tree: Any, key: str) -> Any:
-    """The mapping at a key; None where there is none."""
-    for part in key.split("."):
-        if not isinstance(tree, dict | DictConfig) or part not in tree:
-            return None
-        tree = raw(tree, part) if isinstance(tree, DictConfig) else tree[part]
-    is_mapping = isinstance(tree, dict) or (isinstance(tree, DictConfig) and not is_empty(tree))
-    return tree if is_mapping else None
-
-
-def _put(tree: Any, key: str, value: Any) -> None:
-    *parts, last = key.split(".")
-    for part in parts:
-        if part not in tree:
-            tree[part] = {}
-        tree = tree[part]
-    tree.setdefault(last, value)  # what is given by its present name counts
+                if OmegaConf.select(tree, new) is None:  # else what is given by its present name counts
+                    OmegaConf.update(tree, new, value, force_add=True)
 
 
 # --- as it is written -----------------------------------------------------------------------------------------------
 
 
-def check_tree(tree: DictConfig) -> None:
-    """Typed nodes hold nothing but their fields, and no value is still "???"."""
-    missing = []
-    for key, value in everything(tree):
-        if (cls := typed_class(value)) is not None:  # what ``+key`` adds elsewhere would be dropped in silence
-            check_fields(cls, value, key)
-        elif isinstance(value, str) and value == "???":
-            missing.append(key)
-    if missing:
+def check_present(tree: DictConfig) -> None:
+    """No value is still "???"."""
+    if missing := [key for key, value in everything(tree) if isinstance(value, str) and value == "???"]:
         shown = "".join(f"\n  {key}=VALUE" for key in sorted(missing))
         raise ConfigError(f"Values are missing (marked ??? in the experiment). Give on the command line:{shown}")
 

@@ -80,39 +80,23 @@ def freeze(value: Any, key: str = "") -> Any:
         for name, item in vars(value).items():
             freeze(item, f"{key}.{name}" if key else name)
         vars(value)["_frozen_as"] = key
-        if declared_class(type(value)) is type(value):
-            cls: Any = type(value)
-            value.__class__ = _frozen_class(cls)
+        cls: Any = type(value)
+        _guard(cls)
     return value
 
 
 @functools.cache
-def _frozen_class(cls: Any) -> Any:
-    """A subclass with the same name whose frozen instances refuse assignment; attrs.evolve gives an open copy."""
+def _guard(cls: Any) -> None:
+    """Let frozen instances of a class refuse assignment; attrs.evolve gives an open copy."""
+    assign, delete = cls.__setattr__, cls.__delattr__
 
     def refuse(self: Any, name: str, *value: Any) -> None:
         if "_frozen_as" in vars(self):
             key = f"{self._frozen_as}.{name}" if self._frozen_as else name
             raise AttributeError(f"The configuration is frozen. Set it before it is composed: {key}=VALUE.")
-        (object.__setattr__ if value else object.__delattr__)(self, name, *value)
+        (assign if value else delete)(self, name, *value)
 
-    def reduce(self: Any, protocol: Any) -> Any:
-        return _restore, (cls, dict(vars(self)))
-
-    names = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__}
-    body = {"__setattr__": refuse, "__delattr__": refuse, "__reduce_ex__": reduce, "_can_freeze": True}
-    return type(cls.__name__, (cls,), {**body, **names})
-
-
-def _restore(cls: type, state: dict[str, Any]) -> Any:
-    instance = object.__new__(_frozen_class(cls))
-    vars(instance).update(state)
-    return instance
-
-
-def declared_class(cls: type) -> type:
-    """The class that was declared, of one whose instances can be frozen."""
-    return cls.__mro__[1] if "_can_freeze" in vars(cls) else cls
+    cls.__setattr__ = cls.__delattr__ = refuse
 
 
 class Section:

@@ -72,11 +72,10 @@ def test_an_old_key_with_a_wrong_value_names_the_present_one() -> None:
 
 def test_only_what_is_there_is_moved() -> None:
     for tree in ({"model": {"config": {"rl": None}}}, {"model": {"config": {"rl": {"loss": {"kl_kind": "k1"}}}}}, {}):
-        for one in (tree, DictConfig(tree)):
-            before = str(one)
-            move_keys(one)
-            assert str(one) == before
-    both = {"model": {"config": {"rl": {"kl_beta": 1, "loss": {"kl_beta": 2}}}}}
+        one = DictConfig(tree)
+        move_keys(one)
+        assert one == tree
+    both = DictConfig({"model": {"config": {"rl": {"kl_beta": 1, "loss": {"kl_beta": 2}}}}})
     move_keys(both)
     assert both == {"model": {"config": {"rl": {"kl_beta": 1, "loss": {}}}}}
 
