@@ -22,13 +22,13 @@ from types import ModuleType
 from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import Container, DictConfig, OmegaConf, read_write
 
 from imaginaire.buildable import describe
 from imaginaire.config.lazy_config import add_import_folder
-from imaginaire.config.nodes import OBJECTS, move_keys, raw
+from imaginaire.config.nodes import OBJECTS, everything, is_empty, move_keys, raw
 from imaginaire.config.schema import Config
-from imaginaire.errors import ConfigError, UserError, missing_package, near
+from imaginaire.errors import ConfigError, UserError, near, optional_module
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _name_in_store(group: str | None, name: str, node: Any, module: str) -> str:
     first = entry_of(renamed, name) or entry_of(str(group), name)
     if first is None or first.provider in (None, module):
         return name
-    if _content(node if isinstance(node, DictConfig) else OmegaConf.structured(node)) == _content(first.node):
+    if _content(_as_node(node)) == _content(first.node):
         return name
     own = f"{name}@{module}"
     if entry_of(renamed, own) is None and os.environ.get("RANK", "0") == "0":
@@ -156,15 +156,10 @@ def _name_in_store(group: str | None, name: str, node: Any, module: str) -> str:
     return own
 
 
-def _content(value: Any) -> str:
-    """A text that is equal for equal nodes, also after their modules were loaded again."""
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value, resolve=False)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_content(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_content(item) for item in value) + "]"
-    return describe(value) if callable(value) else repr(value)
+def _content(node: DictConfig) -> list[tuple[str, str]]:
+    """Keys and values that are equal for equal nodes, also after their modules were loaded again."""
+    values = ((key, value) for key, value in everything(node) if not isinstance(value, Container) or is_empty(value))
+    return [(key, describe(value) if callable(value) else repr(value)) for key, value in values]
 
 
 # --- what is there --------------------------------------------------------------------------------------------------
@@ -216,43 +211,41 @@ def summary(name: str) -> str:
 def _facts(name: str) -> dict[str, Any]:
     """The model, data and length that an experiment names, or one that it starts from."""
     facts: dict[str, Any] = {}
-    tree: Any = node_of("experiment", name) or DictConfig({})
-    for item in tree.get("defaults") or ():
-        if isinstance(item, str):
-            facts |= _facts(item.rpartition("/")[2]) if item.startswith("/experiment/") else {}
-        else:
-            facts |= {key.split("/")[-1]: choice for key, choice in item.items()}
-    for key, inner in (("model", "model._target_"), ("dataloader_train", "dataloader_train.dataset._target_")):
-        if target := OmegaConf.select(tree, inner):
-            facts[key] = describe(target).rpartition(".")[2]
-    facts["trainer.max_iter"] = OmegaConf.select(tree, "trainer.max_iter") or facts.get("trainer.max_iter")
+    for child, defaults in reversed([*_ancestry(name)]):
+        for item in defaults:
+            facts |= {key.split("/")[-1]: choice for key, choice in item.items()} if isinstance(item, Mapping) else {}
+        tree = node_of("experiment", child)
+        for key, inner in (("model", "model._target_"), ("dataloader_train", "dataloader_train.dataset._target_")):
+            if target := OmegaConf.select(tree, inner):
+                facts[key] = describe(target).rpartition(".")[2]
+        facts["trainer.max_iter"] = OmegaConf.select(tree, "trainer.max_iter") or facts.get("trainer.max_iter")
     return {key: facts[key] for key in ("model", "dataloader_train", "trainer.max_iter") if facts.get(key)}
+
+
+def _ancestry(name: str) -> Iterator[tuple[str, Any]]:
+    """(Name, defaults list) of an experiment, then of those that it starts from."""
+    if (tree := node_of("experiment", name)) is not None:
+        defaults = tree.get("defaults") or ()
+        yield name, defaults
+        for item in defaults:
+            if isinstance(item, str) and item.startswith("/experiment/"):
+                yield from _ancestry(item.removeprefix("/experiment/"))
 
 
 def clears(name: str, group: str) -> bool:
     """True if an experiment, or one that it starts from, clears a group by ``/clear/GROUP`` in its defaults."""
-    return f"/clear/{group}" in _defaults(name) or any(clears(parent, group) for parent in _parents(name))
+    return any(f"/clear/{group}" in defaults for _, defaults in _ancestry(name))
 
 
 def cleared_choice(name: str) -> tuple[str, str] | None:
     """(experiment, group) of an ``override /GROUP`` without effect, because a parent clears the group."""
-    parents = _parents(name)
-    for item in _defaults(name):
-        for key, choice in item.items() if isinstance(item, dict) else ():
+    for child, defaults in _ancestry(name):
+        above = [listed for _, listed in _ancestry(child)][1:]
+        for key, choice in (pair for item in defaults if isinstance(item, Mapping) for pair in item.items()):
             group = str(key).removeprefix("override ").removeprefix("/")
-            if choice is not None and any(clears(parent, group) for parent in parents):
-                return name, group
-    return next(filter(None, map(cleared_choice, parents)), None)
-
-
-def _defaults(name: str) -> list[Any]:
-    tree: Any = node_of("experiment", name) or {}
-    return [dict(item) if isinstance(item, Mapping) else item for item in tree.get("defaults") or ()]
-
-
-def _parents(name: str) -> list[str]:
-    listed = [item for item in _defaults(name) if isinstance(item, str)]
-    return [item.removeprefix("/experiment/") for item in listed if item.startswith("/experiment/")]
+            if choice is not None and any(f"/clear/{group}" in listed for listed in above):
+                return child, group
+    return None
 
 
 def table() -> str:
@@ -362,18 +355,12 @@ def find_config_file(path: str) -> Path:
 
 def load_toml(path: str) -> dict[str, Any]:
     """The content of the TOML file that a command was given."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise missing_package("tomli", "rl") from None
+    toml = optional_module("tomllib" if sys.version_info >= (3, 11) else "tomli", "rl")
     try:
-        return dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        return dict(toml.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} is not TOML: {error}.") from error
 
 
