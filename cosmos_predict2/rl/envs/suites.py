@@ -54,7 +54,9 @@ class SuitePlan:
         if policy.action_dim not in (None, needed := found.metadata["action_dim"]):
             found.close()
             suite = found.metadata.get("suite", "the environment")
-            raise ConfigError(f"The policy decides on {policy.action_dim} numbers per action, {suite} takes {needed}.")
+            cure = "Choose another suite, or what makes an action of its recordings (action_keys)"
+            text = f"The policy decides on {policy.action_dim} numbers per action, {suite} takes {needed}. {cure}."
+            raise ConfigError(text)
         return found
 
 

@@ -202,6 +202,10 @@ def begin(
         torch.manual_seed(random.derive_seed(start.seed, 0, "policy"))
         offered: dict[str, Any] = dict(start=start, noise=noise, correlation=correlation, **sizes)
         begun: Any = completed(made(getattr(cls, "to_clone", cls), arguments, where, **offered), PolicyDefaults)
+    if begun.action_dim != sizes["action_dim"]:
+        recorded_ones = f"the recordings have {sizes['action_dim']}"
+        cure = "Let its constructor take action_dim, or choose what makes an action (action_keys)"
+        raise ConfigError(f"{policy} decides on {begun.action_dim} numbers per action, {recorded_ones}. {cure}.")
     if arguments.get("keep_statistics"):
         warn_of_outside(begun, windows, str(arguments.get("base")))
     return begun

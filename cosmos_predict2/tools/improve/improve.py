@@ -5,6 +5,7 @@ page, and the clips of it that no program of the way writes: RUN/page/NAME.mp4, 
 
 import logging
 import shutil
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,9 @@ from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.episodes.episodes import require_known_sentences, require_views
 from cosmos_predict2.rl.episodes.recording import CAMERA, require_columns
-from cosmos_predict2.rl.policies.cloning import cloneable
+from cosmos_predict2.rl.policies.cloning import Beginning, begin, cloneable
+from cosmos_predict2.rl.policies.cloning_model import CORRELATION, CloningConfig
+from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, write_page
 from cosmos_predict2.tools.improve.steps import Runner, digest
@@ -49,6 +52,9 @@ def improve(options: Options) -> WayVerdict:
     if recorded.num_actions < CHUNK:
         why = f"has {recorded.num_actions + 1} frames, and a world model learns from windows of {CHUNK + 1}"
         raise DataError(f"{options.data}: the longest episode {why}. Record longer ones, or more frames per second.")
+    for policy in options.policies:
+        if policy not in POLICIES:
+            require_policy(policy, options)
     if options.suite:
         require_suite(options, recorded)
     with Runner(options.out, steps_of(options, recorded)) as runner:
@@ -89,14 +95,31 @@ def commands(options: Options) -> list[str]:
     return [runner.command(step) for step in steps]
 
 
+def require_policy(policy: str, options: Options) -> None:
+    """Begin a clone of a policy of the user's, so that a misfit with the recordings is reported before anything is
+    trained."""
+    data = RecordedWindows(
+        str(options.data),
+        num=MOST_LOOKED_AT,
+        chunk=CHUNK,
+        camera=options.camera or None,
+        action_keys=options.action_keys or None,
+        held_out_share=0.0,
+        state=options.state,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        start = Beginning(data.windows, Path(folder), options.seed, CHUNK, CHUNK)
+        begin(policy, start, {}, f"--policy {policy}: ", CloningConfig().noise, CORRELATION)
+
+
 def require_suite(options: Options, recorded: RecordedSizes) -> None:
     """Build one place of the suite, so that a misfit with the recordings is reported before anything is trained."""
     policy: Any = SimpleNamespace(action_dim=recorded.action_dim, chunk=1, sentences=recorded.sentences)
     try:
         env = suites.find(options.suite).env(1, policy)
     except ConfigError as error:
-        misfit = f"does not fit the recordings, whose actions have {recorded.action_dim} numbers"
-        raise ConfigError(f"--suite {options.suite} {misfit}: {error}") from error
+        about = f"for actions of {recorded.action_dim} numbers, as recorded"
+        raise ConfigError(f"--suite {options.suite}, {about}: {error}") from error
     try:
         require_known_sentences(recorded.sentences, env.reset()[0])
         require_views(f"--camera {options.camera}", views_of(recorded.camera), env.reset()[0])

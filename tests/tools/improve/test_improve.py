@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.steps import WayStep
 from cosmos_predict2.tools.improve.way import Options, RecordedSizes, chosen, steps_of
+from imaginaire.buildable import buildable
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.programs import warm_python
 from tests.test_documentation import ROOT
@@ -65,7 +67,7 @@ def recorded(num: int) -> Path:
 def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path) -> None:
     options = Options(data=Path("datasets/dot"), out=robot / "out", suite="gym:dot_robot:Dot-v0")
     fitting = replace(RECORDED, action_dim=2)
-    with pytest.raises(ConfigError, match=r"Dot-v0 does not fit the recordings, whose actions have 3 numbers: .* 2"):
+    with pytest.raises(ConfigError, match=r"Dot-v0, for actions of 3 numbers, as recorded: .* takes 2\. .*action_keys"):
         ways.require_suite(options, RECORDED)
     with pytest.raises(ConfigError, match="info of a step has no arrived"):
         ways.require_suite(replace(options, suite=f"{options.suite}?success=arrived"), fitting)
@@ -92,6 +94,27 @@ def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: 
     with pytest.raises(ConfigError, match=fault):
         ways.improve(Options(data=Path("datasets/dot"), out=robot / "none", policies=("pi05", policy)))
     assert not (robot / "none").exists()
+
+
+@buildable("policy", "wide_of_a_test")
+class Wide(ToyPolicy):
+    """Takes no action_dim."""
+
+    def __init__(self, chunk: int = 12, path: str = "") -> None:
+        super().__init__(action_dim=7, chunk=chunk, path=path)
+
+
+def test_a_policy_of_another_width_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    """It ended the way after the world model, with a misfit of shapes."""
+    writer = Writer(tmp_path / "data", fps=10)
+    pictures = torch.zeros(3, 14, 32, 32, dtype=torch.uint8)
+    writer.add(Recording({"action": torch.zeros(14, 4).numpy()}, {"top": pictures}, "go"))
+    writer.finish()
+    options = Options(data=tmp_path / "data", out=tmp_path / "out", policies=("pi05", f"{__name__}:Wide"))
+    with pytest.raises(ConfigError, match=r"Wide decides on 7 numbers per action, the recordings have 4\. Let its con"):
+        ways.improve(options)
+    assert not options.out.exists()
+    ways.require_policy("cosmos_predict2.rl.policies.toy:ToyPolicy", options)
 
 
 def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
