@@ -94,8 +94,9 @@ def run(args: argparse.Namespace) -> None:
     starts = held_out_starts(args.episodes, len(suite.tasks), args.seed, args.first, in_blocks=suite.in_blocks)
     env = suite.env(min(args.batch_size or suite.at_once, args.episodes), policy)
     require_inputs(env, policy)
+    is_last = True  # what counts is an episode's last picture, but where success would have ended it
     if hasattr(env, "terminate_on_success"):
-        env.terminate_on_success = args.until_success
+        is_last, env.terminate_on_success = not env.terminate_on_success, args.until_success
     elif args.until_success:
         raise ConfigError(f"--until_success: {type(env).__name__} ends its episodes by itself. Leave it out.")
     fps = args.fps or float(env.metadata.get("control_hz", suite.fps))
@@ -119,7 +120,9 @@ def run(args: argparse.Namespace) -> None:
     late = {REWARD_COLUMN, DONE_COLUMN}.difference(writer.names) if extended else set[str]()
     successes = lost = 0
     with Progress("recording", args.episodes, unit="episode") as progress:
-        for recording, is_success in recorded_episodes(policy, env, starts, args.mode, execute, camera):
+        for recording, is_success in recorded_episodes(
+            policy, env, starts, args.mode, execute, camera, is_last=is_last
+        ):
             successes, lost = successes + is_success, lost + (recording is None)
             if recording is not None:
                 names = writer.names if args.base else {*recording.columns, *recording.videos} - late

@@ -2,6 +2,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,33 @@ def test_rows_of_a_recording_match_its_pictures() -> None:
     assert sorted(played) == [0, 1, 2, 4]
     named = next(recorded_episodes(Wanderer(), Counting(), starts(5), camera="top+hand"))[0]  # type: ignore[arg-type]
     assert named is not None and sorted(named.videos) == ["hand", f"{WRIST}_2", "top"]
+
+
+def test_a_success_that_does_not_last_counts_where_it_would_end_an_episode() -> None:
+    counted = {}
+    for is_last in (False, True):
+        found = recorded_episodes(Wanderer(), Counting(), starts(5), is_last=is_last)  # type: ignore[arg-type]
+        counted[is_last] = sorted(
+            int(one.videos[CAMERA][0, 0, 0, 0]) for one, is_success in found if one and is_success
+        )
+    assert counted == {False: [0, 1, 2, 4], True: [0]}  # trial 0 ends with its success
+
+
+def test_the_command_counts_as_an_evaluation_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def recorded(*given: Any, is_last: bool) -> Any:
+        asked.append((is_last, given[1].terminate_on_success))
+        return recorded_episodes(*given, is_last=is_last)
+
+    monkeypatch.setattr("cosmos_predict2.rl.episodes.recording.recorded_episodes", recorded)
+    words = ("--policy", f"{__name__}:Wanderer", "--episodes", 1)
+    assert call(collect, "--suite", "toy", *words, "--out", tmp_path / "toy") == 0
+    ends = partialmethod(ToyEnv.__init__, terminate_on_success=True)  # as simulators do
+    monkeypatch.setattr(ToyEnv, "__init__", ends)
+    assert call(collect, "--suite", "toy", *words, "--out", tmp_path / "ends") == 0
+    assert call(collect, "--suite", "toy", *words, "--out", tmp_path / "cut", "--until_success") == 0
+    assert asked == [(True, False), (False, False), (False, True)]
 
 
 class Leaving(Wanderer):

@@ -86,10 +86,17 @@ def _cameras(camera: str, num_films: int) -> list[str]:
 
 @torch.no_grad()
 def recorded_episodes(
-    policy: Policy, env: VecEnv, starts: Starts, mode: Mode = "sample", execute: int | None = None, camera: str = CAMERA
+    policy: Policy,
+    env: VecEnv,
+    starts: Starts,
+    mode: Mode = "sample",
+    execute: int | None = None,
+    camera: str = CAMERA,
+    *,
+    is_last: bool = False,
 ) -> Iterator[tuple[Recording | None, bool]]:
-    """The recording of each episode, and its success on any picture; None of one that was lost with its simulator or
-    its policy's server."""
+    """The recording of each episode, and its success on any picture, or on the last one; None of one that was lost with
+    its simulator or its policy's server."""
     completed(env, EnvDefaults)
     places, playing = Places(env, starts), dict[int, _Episode]()
     bounds = {"action_low": -1.0, "action_high": 1.0}
@@ -123,5 +130,6 @@ def recorded_episodes(
             if is_over_E[row]:
                 del playing[number]
                 is_whole = bool(is_valid_E[row])
-                yield (episode.recording(camera) if is_whole else None), is_whole and any(episode.success)
+                is_success = episode.success[-1] if is_last else any(episode.success)
+                yield (episode.recording(camera) if is_whole else None), is_whole and is_success
         places.go_on(observation, is_over_E)
