@@ -238,7 +238,7 @@ def fitted_transform(
     **form: Any,
 ) -> ActionTransform:
     """The ``given`` transform, or else one by the statistics of the data set, which a run may replace by its own;
-    numbers of a ``known`` range by that. It carries the statistics, and the data's ``contract``.
+    numbers of a ``known`` range by that. It carries the data's ``contract``, and a fitted one the statistics.
 
     ``statistics_of(n)`` are those of about n rows. ``is_logged``: warn of actions that never change and of outliers,
     and log the ranges; ``what`` names the data set there.
@@ -247,7 +247,7 @@ def fitted_transform(
         with suppress(DataError):  # what is wrong with a recording is reported when it is read
             if is_logged and all(is_constant(statistics_of(rows).action) for rows in (FEW_ROWS, MOST_ROWS)):
                 log.warning(STILL, what)
-        return given
+        return given if contract == UNKNOWN else given.with_contract(contract)
     statistics = statistics_of(MOST_ROWS)
     columns = statistics.action
     transform = with_known_ranges(attrs.evolve(FITS[fit](columns, kind, **form), proposed=True), known or {})

@@ -64,12 +64,17 @@ class ActionContract:
 
     def require(self, other: "ActionContract", what: str, and_what: str, cure: str) -> None:
         """Raise where ``what``, of this contract, takes actions of another order or rate than ``and_what`` has."""
+        if problem := self.problem(other, what, and_what):
+            raise ConfigError(f"{problem}: {cure}")
+
+    def problem(self, other: "ActionContract", what: str, and_what: str) -> str | None:
+        """Say how ``what``, of this contract, and ``and_what`` differ; null: not at all, as far as is recorded."""
         if self.names and other.names and self.names != other.names:
             ours, theirs = ", ".join(self.names), ", ".join(other.names)
-            raise ConfigError(f"{what} takes the actions ({ours}), but {and_what} ({theirs}): {cure}")
+            return f"{what} takes the actions ({ours}), but {and_what} ({theirs})"
         if self.rate and other.rate and abs(self.rate / other.rate - 1) > SAME_RATE:
-            rates = f"{what} takes {self.rate:g} actions per second, but {and_what} {other.rate:g}"
-            raise ConfigError(f"{rates}: {cure}")
+            return f"{what} takes {self.rate:g} actions per second, but {and_what} {other.rate:g}"
+        return None
 
 
 UNKNOWN = ActionContract()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.statistics import other_range, recorded_columns
-from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.actions.transforms import UNKNOWN, ActionTransform
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
 from cosmos_predict2.checkpoints.dit_loading import CONFIG_KEY, OTHER_TRANSFORM
@@ -39,6 +39,10 @@ Losses = tuple[dict[str, Any], Tensor]
 FIRST = "the training data"
 LEAST, MOST = 0.05, 30.0  # of the largest action of a batch: 0.015 is ignored, released weights have grippers of 20
 ONE_RUN = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
+OTHER_DATA = (
+    "give the data in the order and at the rate of those that the run began with (dataset.action_keys, stride,"
+    " frame_rate), or begin a run of another name."
+)
 NO_IMAGES = (
     "they are pictures, which no action leads to: the embedders of actions would get no gradient, for which the"
     " processes of a run would wait. Leave them out (a loader of clips alone), or choose a model without actions"
@@ -218,6 +222,7 @@ class Actions(NoActions):
         proposed = [one for one in found if one.proposed]
         if found and self.transform is None:
             self._decide(found)
+        self._compare_contracts(found)
         settled = {one: self._in_place_of(one, is_whole=one is found[0]) for one in dict.fromkeys(proposed)}
         for one in data:
             if one.action_transform.proposed:
@@ -261,10 +266,22 @@ class Actions(NoActions):
         if own is None and path:
             start = read_card(path).opened().action_transform
             if start is not None and start.raw_form == found[0].raw_form:
+                if problem := start.contract.problem(found[0].contract, path, "the data have"):
+                    log.warning("actions: %s. What the weights know of each number is of its place in theirs.", problem)
                 own, self._source = start.with_contract(found[0].contract), "the file of the start weights"
         self.transform = attrs.evolve(own or found[0], proposed=False)
         log.info("actions: %s, as %s has them", self.transform, self._source)
         return self.transform
+
+    def _compare_contracts(self, found: Sequence[ActionTransform]) -> None:
+        """Raise where the first of the data have actions of another order or rate than the run; warn of others, which
+        may be of another robot."""
+        own = UNKNOWN if self.transform is None else self.transform.contract
+        for one in found[:1]:
+            own.require(one.contract, "The run", "the data have", OTHER_DATA)
+        for one in found[1:]:
+            if problem := own.problem(one.contract, "The run", "another of its data sets has"):
+                log.warning("actions: %s. Are their numbers meant to be the same?", problem)
 
     def _in_place_of(self, proposed: ActionTransform, *, is_whole: bool) -> ActionTransform:
         """The run's transform, for data that propose another; ``is_whole``: those of training, not a part beside."""

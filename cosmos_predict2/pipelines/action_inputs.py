@@ -36,7 +36,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import open_clip, probe, read_frames, stretch
 from cosmos_predict2.data.views import cameras_in
-from cosmos_predict2.pipelines.evaluation_data import warn_of_other_range
+from cosmos_predict2.pipelines.evaluation_data import require_same_actions, warn_of_other_range
 from cosmos_predict2.pipelines.recorded_run import own_arguments
 from cosmos_predict2.world_model.options import LoadActions, Reading
 from imaginaire.errors import DataError, near
@@ -318,6 +318,7 @@ class LeRobotRecordings:
         # Every episode is there from its first frame on, and a broken one raises its own error.
         own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True, skip_idle=False, outcome=None)
         data = LeRobotActionDataset(root, data_split="full", action_transform=transform, **own)
+        require_same_actions(root, data, transform)
         warn_of_other_range(root, data, transform)
         return cls(data)
 

@@ -214,6 +214,7 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
             f"The actions of {name} have {items[0]['action'].shape[1]} numbers, but the model takes {transform.dim}."
             f" {OTHER}"
         )
+    require_same_actions(name, dataset, transform)
     doubt = warn_of_other_range(name, dataset, transform, [item["action"] for item in items])
     size = "x".join(str(side) for side in items[0]["video"].shape[-2:])
     log.info("data: %s, %d of %d clips, %s (height x width)", name, len(items), len(dataset), size)
@@ -236,6 +237,13 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
         cautions=tuple(text for text in (doubt, alone if is_alone else "") if text),
         state_B_F_S=torch.stack([item[STATE_KEY] for item in items]) if STATE_KEY in items[0] else None,
     )
+
+
+def require_same_actions(name: str, dataset: Any, transform: ActionTransform) -> None:
+    """Raise for recordings whose actions have another order or rate than those that the weights were trained with."""
+    if isinstance(dataset, ClipDataset) and dataset.action_transform is not None:
+        cure = "give recordings of such actions, or weights that were trained on these."
+        transform.contract.require(dataset.action_transform.contract, "The model", f"{name} has", cure)
 
 
 def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, shown: Sequence[Tensor] = ()) -> str:

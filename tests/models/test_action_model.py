@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
+from cosmos_predict2.actions.transforms import ActionContract, ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
@@ -230,6 +230,32 @@ def test_names_and_rate_are_those_of_the_data_though_the_weights_had_others(tmp_
         model = make_model(dit_path=path)
         proposed_batches(model, attrs.evolve(PROPOSED, stats=stats))
         assert model.actions.transform == OWN and model.actions.transform.stats == {"mean": [0.0] * 3, **known}
+
+
+def test_another_order_of_actions_is_refused_by_a_run_and_warned_of_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resumed run goes on with the numbers that it began with; start weights and a mixture may be of other robots."""
+    ours, other, faster = (
+        PROPOSED.with_contract(ActionContract(names, rate))
+        for names, rate in ((("x", "y", "z"), 10.0), (("y", "x", "z"), 10.0), (("x", "y", "z"), 30.0))
+    )
+    new = make_model()
+    proposed_batches(new, ours)
+    for wrong, words in ((other, r"\(x, y, z\), but the data have \(y, x, z\)"), (faster, "10 actions.* 30")):
+        resumed = make_model()
+        resumed.load_checkpoint_state(new.checkpoint_state())
+        with pytest.raises(ConfigError, match=words):
+            proposed_batches(resumed, wrong)
+    resumed = make_model()
+    resumed.load_checkpoint_state(new.checkpoint_state())
+    proposed_batches(resumed, ours, PROPOSED)
+    assert not any("takes" in record.message for record in caplog.records)
+    proposed_batches(make_model(), ours, other)
+    path = _saved(make_model().net, tmp_path / "action.pt", **{KEY: transform_tensor(ours)})
+    proposed_batches(make_model(dit_path=path), other)
+    for who in ("The run", path):
+        assert f"{who} takes the actions (x, y, z), but" in caplog.text
 
 
 @pytest.mark.parametrize(("factor", "words"), [(1.0, None), (0.0, None), (100.0, "drown"), (0.015, "hardly sees")])

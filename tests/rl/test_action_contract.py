@@ -21,6 +21,8 @@ from cosmos_predict2.data import split as splits
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings
+from cosmos_predict2.pipelines.evaluation_data import read_recordings
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.envs import replays
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
@@ -76,8 +78,13 @@ def test_a_data_set_records_them_with_its_transform(recordings: Path) -> None:
         data = LeRobotActionDataset(
             str(recordings), num_frames=5, video_size=[48, 48], data_split="full", stride=stride, combine_actions="sum"
         )
-        carried = ActionTransform.from_json(data.action_transform.to_json())
-        assert carried.contract == ActionContract(NAMES, rate)
+        told = LeRobotActionDataset(
+            str(recordings), num_frames=5, data_split="full", stride=stride, combine_actions="sum",
+            action_transform=controller(4).with_contract(ActionContract(OTHERS["order"][0].names, 99.0)),
+        )  # fmt: skip
+        for one in (data, told):
+            carried = ActionTransform.from_json(one.action_transform.to_json())
+            assert carried.contract == ActionContract(NAMES, rate)
 
 
 def test_numbers_without_names_have_none(recordings: Path) -> None:
@@ -92,7 +99,8 @@ def test_numbers_without_names_have_none(recordings: Path) -> None:
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings: Path, tmp_path: Path) -> None:
-    """Recordings that are replayed, starts whose facts are used, and clones; what fits or is not recorded passes."""
+    """Recordings that are replayed, imagined or measured on, starts whose facts are used, and clones; what fits or is
+    not recorded passes."""
     source = LeRobotSource.open(recordings)
     make_reset_states.run(
         make_reset_states.parser.parse_args(["--dataset", str(recordings), "--out", str(tmp_path / "starts")])
@@ -104,12 +112,19 @@ def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings:
     wrong, words = OTHERS[other]
     with pytest.raises(ConfigError, match=words):
         with_actions_of(source, imagination(wrong))
+    evaluated: Any = dict(num=1, num_actions=4, size=(SIDE, SIDE))
+    with pytest.raises(ConfigError, match=words):
+        read_recordings(str(recordings), imagination(wrong).transform, **evaluated)
+    with pytest.raises(ConfigError, match=words):
+        LeRobotRecordings.open(str(recordings), imagination(wrong).transform)
     with pytest.raises(ConfigError, match=words + ".*make_reset_states"):
         WorldModelEnv(imagination(wrong), starts, ToyDetectorReward(), 3, None)
     env = WorldModelEnv(imagination(wrong), starts, ToyDetectorReward(), 3, 24)  # their pictures alone are used
     with pytest.raises(ConfigError, match=words + ".*clone it anew"):
         require_inputs(env, policy)
     for contract in FITTING:
+        read_recordings(str(recordings), imagination(contract).transform, **evaluated)
+        LeRobotRecordings.open(str(recordings), imagination(contract).transform)
         with_actions_of(source, imagination(contract))
         require_inputs(WorldModelEnv(imagination(contract), starts, ToyDetectorReward(), 3, None), policy)
 
