@@ -58,7 +58,6 @@ def test_no_test_asserts_wall_clock_time() -> None:
 CALLED_FROM_OUTSIDE = {
     *("make_freezable", "PowerEMAConfig", "NVTXConfig", "reset_dtype"),  # published names
     *("create_video_guardrail_runner", "run_text_guardrail"),
-    *("integrate", "from_unit", "write_statistics", "expert_action"),  # the ways back from actions, and to them
     "ignore_aliases",  # PyYAML calls it
     *("redirect_request", "handle_exit"),  # urllib and uvicorn call them
     "load_bytes",  # torch calls it

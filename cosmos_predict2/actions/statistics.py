@@ -7,7 +7,6 @@
 or the same once more nested, under the name of each data set.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, KnownRange, with_known_ranges
-from imaginaire import foreign_json, storage
+from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError, UserError, listed, near
 
 log = logging.getLogger(__name__)
@@ -66,11 +65,6 @@ class ColumnStatistics:
         spread = self.q99 - self.q01
         scaled = 2 * (given - self.q01) / numpy.where(spread == 0, 1.0, spread) - 1
         return numpy.where(self.is_scaled, numpy.where(spread == 0, 0.0, scaled), given)
-
-    def from_unit(self, values: ArrayLike) -> Floats:
-        """The inverse; a column that never changes has its only value."""
-        given = self._given(values)
-        return numpy.where(self.is_scaled, self.q01 + (given + 1) / 2 * (self.q99 - self.q01), given)
 
     def to_dict(self) -> dict[str, Any]:
         row: dict[str, Any] = {name: getattr(self, name).tolist() for name in NAMES}
@@ -166,12 +160,6 @@ def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatist
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} has numbers that cannot be read: {error}") from error
-
-
-def write_statistics(path: Path | str, statistics: DatasetStatistics, name: str | None = None) -> None:
-    """Write the file, under ``name`` if one is given."""
-    content = statistics.to_dict() if name is None else {name: statistics.to_dict()}
-    storage.write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:

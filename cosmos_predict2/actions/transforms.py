@@ -20,7 +20,6 @@ from cosmos_predict2.actions.rotations import (
     euler_to_matrix,
     matrix_to_euler,
     matrix_to_quaternion,
-    quaternion_to_matrix,
 )
 from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError, near
@@ -346,29 +345,6 @@ def combined_actions(rows: Floats, frames: NDArray[numpy.int64], how: str | Sequ
     no_gripper = numpy.pad(rows, ((0, 0), (0, 1)))
     by_word = {word: combined_actions(no_gripper, frames, word) for word in set(how)}
     return numpy.stack([by_word[word][:, k] for k, word in enumerate(how)], axis=1)
-
-
-def integrate(
-    first: ArrayLike,
-    actions: ArrayLike,
-    *,
-    accumulate: Accumulate = None,
-    quaternion: bool = False,
-    scale: float = ACTION_SCALE,
-    gripper_scale: float = 1.0,
-) -> tuple[Floats, Floats]:
-    """The N poses [N, 6] that scaled `pose_differences` came from, given the first, and the N - 1 grippers after it."""
-    start = numpy.asarray(first, dtype=numpy.float64)[:6]
-    transform = relative_pose(scale, gripper_scale, accumulate=accumulate, quaternion=quaternion)
-    raw = transform.undo(actions)
-    base = base_frames(len(raw) + 1, accumulate)
-    turned = quaternion_to_matrix(raw[:, 3:7]) if quaternion else euler_to_matrix(raw[:, 3:6])
-    positions, rotations = [start[:3]], [euler_to_matrix(start[3:])]
-    for k in range(len(raw)):
-        positions.append(positions[base[k]] + rotations[base[k]] @ raw[k, :3])
-        rotations.append(rotations[base[k]] @ turned[k])
-    poses = numpy.concatenate([numpy.stack(positions), matrix_to_euler(numpy.stack(rotations))], axis=1)
-    return poses, raw[:, -1]
 
 
 def check_poses(states: ArrayLike, gripper: ArrayLike) -> tuple[Floats, Floats]:

@@ -122,12 +122,6 @@ def drive(
     return path, actions
 
 
-def expert_action(states: Floats, tasks: Sequence[Task], setting: Setting) -> Floats:
-    """Actions of an expert of skill 1 in states [N, 10]: dx, dy and grip, [N, 3]."""
-    verbs = [task.verb for task in tasks]
-    return _perform(states, states[:, GOAL], numpy.zeros(len(states)), tasks, verbs, setting)
-
-
 def _decide(states: Floats, tasks: Sequence[Task], plan: DriverPlan, i: int, setting: Setting) -> Floats:
     # who pushes somewhere at random also pushes what is only to be touched
     verbs = ["push" if (d, t.verb) == ("push", "touch") else t.verb for d, t in zip(plan.driver, tasks, strict=True)]

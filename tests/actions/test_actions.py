@@ -19,11 +19,11 @@ from cosmos_predict2.actions.transforms import (
     ActionTransform,
     actions_from_field,
     controller,
-    integrate,
     pose_differences,
     relative_pose,
 )
 from imaginaire.errors import ConfigError, DataError
+from tests.actions.integrated import integrate
 
 
 def _poses(num: int, seed: int = 0, turns: float = 0.3) -> numpy.ndarray:

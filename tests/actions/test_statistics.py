@@ -18,7 +18,6 @@ from cosmos_predict2.actions.statistics import (
     sampled_statistics,
     transform_of,
     unit_transform,
-    write_statistics,
 )
 from cosmos_predict2.actions.transforms import ActionTransform, controller
 from imaginaire.errors import ConfigError, DataError
@@ -30,13 +29,12 @@ def _rows(seed: int, num: int = 50) -> numpy.ndarray:
     return rows
 
 
-def test_unit_range_and_back_with_mask_and_a_column_that_never_changes() -> None:
+def test_unit_range_with_mask_and_a_column_that_never_changes() -> None:
     rows = _rows(0)
     columns = dataset_statistics([rows], mask=[True, True, False]).action
     unit = columns.to_unit(rows)
     assert numpy.allclose(2 * (rows[:, 0] - columns.q01[0]) / (columns.q99[0] - columns.q01[0]) - 1, unit[:, 0])
     assert (unit[:, 1] == 0).all() and numpy.array_equal(unit[:, 2], rows[:, 2])
-    assert numpy.allclose(columns.from_unit(unit), rows, atol=1e-12)
     with pytest.raises(DataError, match=r"3 columns, the values have \[7\]"):
         columns.to_unit(numpy.zeros(7))
 
@@ -85,7 +83,7 @@ def test_statistics_and_their_file_become_a_transform_that_does_the_same(tmp_pat
     assert numpy.allclose(columns.q99, numpy.quantile(rows, 0.99, axis=0))
     for name in (None, "mine"):
         path = tmp_path / f"{name}.json"
-        write_statistics(path, statistics, name)
+        path.write_text(json.dumps({name: statistics.to_dict()} if name else statistics.to_dict()))
         assert read_statistics(path).to_dict() == statistics.to_dict()
         assert transform_of({"kind": "controller", "statistics": str(path)}) == transform
     with pytest.raises(ConfigError, match="'scale'"):

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from cosmos_predict2.toy_world.episodes import Episodes, expert_action, make_episodes
+from cosmos_predict2.toy_world.episodes import Episodes, _perform, make_episodes
 from cosmos_predict2.toy_world.physics import (
     COLOURS,
     COLUMNS,
@@ -25,9 +25,11 @@ from cosmos_predict2.toy_world.world import ToyWorld
 
 def drive_expert(world: ToyWorld) -> dict:
     done = numpy.zeros(world.num_envs, dtype=bool)
+    verbs = [task.verb for task in world.tasks]
     while not done.all():
         action = numpy.zeros((world.num_envs, world.action_dim))
-        wanted = expert_action(world.states, world.tasks, world.setting)
+        goals, no_error = world.states[:, GOAL], numpy.zeros(world.num_envs)
+        wanted = _perform(world.states, goals, no_error, world.tasks, verbs, world.setting)
         action[:, [0, 1, 2 if world.action_dim == 4 else 6]] = wanted
         _, reward, done, info = world.step(action)
     return {**info, "reward": reward}

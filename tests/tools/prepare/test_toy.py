@@ -8,7 +8,6 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.actions.transforms import integrate
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.lerobot.info import read_modality
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
@@ -22,6 +21,7 @@ from cosmos_predict2.tools.prepare.toy_folder import METRES_PER_PIXEL, ToyFolder
 from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
+from tests.actions.integrated import integrate
 from tests.data.video_files import same
 from tests.findings import problems
 from tests.programs import call
