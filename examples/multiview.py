@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of several cameras of one scene, and a prompt, become their videos, side by side.
-
-torchrun --nproc_per_node=8 examples/multiview.py --num_gpus 8 --n_views 7 --prompt captions.txt --input_path clip.mp4
-python examples/multiview.py --model_size tiny --prompt "push the red puck to the green ring" --num_conditional_frames 0
-"""
+"""Frames of several cameras of one scene, and a prompt, become their videos, side by side."""
 
 import argparse
 import logging

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt becomes a picture.
-
-python examples/text2image.py --model_size 2B --prompt "..." --save_path image.jpg
-python examples/text2image.py --model_size tiny --prompt "push the red puck to the green ring"
-"""
+"""A prompt becomes a picture."""
 
 import argparse
 import os

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt becomes a picture by Text2Image, and the picture a video by Video2World.
-
-python examples/text2world.py --model_size 2B --prompt "..." --save_path out.mp4
-python examples/text2world.py --model_size tiny --prompt "push the red puck to the green ring"
-"""
+"""A prompt becomes a picture by Text2Image, and the picture a video by Video2World."""
 
 import argparse
 import sys

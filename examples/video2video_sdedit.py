@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A clip is edited: sampling begins in it, noised, in place of noise, and follows a prompt (SDEdit).
 
-python examples/video2video_sdedit.py --input_video_path clip.mp4 --prompt "..." --video2world_edit_strength 0.8
-python examples/video2video_sdedit.py --model_size tiny --prompt "push the red puck up"
-
 The strength is the share of the steps that are taken: near 0 the clip stays, at 1 nothing of it but its first frame,
 which Text2Image edits before, by a strength of its own. It writes NAME.mp4, NAME_input.mp4, the clip as the model saw
 it, and NAME_comparison.mp4, both with titles.

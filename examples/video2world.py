@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A picture or the end of a clip, and a prompt, become a video.
-
-python examples/video2world.py --model_size 2B --prompt "..." --input_path image.jpg --save_path out.mp4
-python examples/video2world.py --model_size tiny --prompt "..." --input_path assets/toy_world/first_frame.png
-torchrun --nproc_per_node=8 --master_port=12341 examples/video2world.py --num_gpus 8 --model_size 14B --prompt "..."
-"""
+"""A picture or the end of a clip, and a prompt, become a video."""
 
 import argparse
 import contextlib

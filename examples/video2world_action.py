@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A picture and a robot's actions become the video of what they do.
-
-python examples/video2world_action.py --input_annotation 0.json --input_video 0.mp4 --autoregressive --save_path out.mp4
-python examples/video2world_action.py --dit_path RUN/checkpoints/model/iter_000001000.pt --input_root datasets/bridge
-python examples/video2world_action.py --dit_path RUN --input_root datasets/my_lerobot --episodes 3 --side_by_side
-"""
+"""A picture and a robot's actions become the video of what they do."""
 
 import argparse
 import logging

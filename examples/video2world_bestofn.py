@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several videos of one request, with a seed each, ranked by a critic: any reward of this repository, or of your own.
 
-python examples/video2world_bestofn.py --prompt "..." --input_path image.jpg --num_generations 8 --save_path output/best
-python examples/video2world_bestofn.py --model_size tiny --prompt "push the red puck up" --num_generations 4
-
 It writes <input>_seed<k>.mp4 into the folder, and beside each a .json and an .html with its score, whose name has the
 score in percent where it is a share, such as the probability that a video has no anomalies.
 """

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Videos of robots by the released GR00T-Dreams models, 14B at 480p and 16 frames per second.
 
-python examples/video2world_gr00t.py --gr00t_variant gr1 --prompt "Pick up the bottle." --input_path image.jpg
-python examples/video2world_gr00t.py --gr00t_variant gr1 --model_size tiny --prompt "push the red puck up"
-
 A prompt gets ``--prompt_prefix`` unless it begins with it. ``--dit_path`` has weights of your own in their place.
 """
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Videos by weights with adapters (LoRA) beside them, as training saves them.
 
-python examples/video2world_lora.py --use_lora --dit_path RUN/checkpoints/model/iter_000001000.pt --prompt "..."
-python examples/video2world_lora.py --use_lora --model_size tiny --dit_path RUN --prompt "push the red puck up"
-
 Rank, alpha and layers are those of the file, or of the config.yaml of its run. The flags are for files that record no
 alpha, and are compared with what is recorded. examples/video2world.py does the same where nothing is missing.
 """

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A long video, chunk by chunk: each begins with the last frames of the one before, as they were decoded.
 
-python examples/video2world_lvg.py --prompt "..." --input_path image.jpg --num_chunks 6 --save_path long.mp4
-python examples/video2world_lvg.py --model_size tiny --prompt "..." --num_chunks 3
-
 It has 93 + (chunks - 1) (93 - k) frames, k of ``--num_conditional_frames``. The noise of chunk c has the seed + c.
 """
 

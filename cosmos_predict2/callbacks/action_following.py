@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of how well an action-conditioned model follows its actions while it trains.
+"""Measures of how well an action-conditioned model follows its actions while it trains: the loss with other clips'
+actions over that with the true ones (``gap``); how far other actions move a prediction beside other noise.
 
-    val/action_gap           its loss with the actions of other clips, over that with the true ones, noise, first
-                             frames and all else the same; mean over the noise levels. 1: the actions are ignored
-    val/action_gap_sigma_10  the same at one level
-    val/action_distance      how far a prediction from pure noise moves with other actions, over how far it moves with
-                             other noise
-
-are of a few validation clips with averaged weights, of as many recordings as can be, at every validation: the same
-clips, partners and noise every time and in every layout of processes. A partner is of another recording where there is
-one. ``train/...`` are of the clips of a step, for runs without validation.
+``val/...`` are of a few validation clips with averaged weights, of as many recordings as can be: the same clips,
+partners and noise every time and in every layout of processes. A partner is of another recording where there is one.
+``train/...`` are of the clips of a step, for runs without validation.
 """
 
 import logging

@@ -1,17 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of a model while it trains, from the same validation clips every time, beside the truth.
 
-Every ``every_n`` steps the run folder gets, for each guidance, ``samples/iter_000000500_guidance_0.mp4`` (columns:
-truth, averaged weights, weights as they are) and a contact sheet of the same name, and ``..._x0.png``: predictions
-from the noisy truth in one step. The trackers get the same, and the metrics:
-
-    samples/psnr_ema           PSNR to the truth in dB, over the frames that are generated; the mean over the clips
-    samples/moving_psnr_ema    the same over the pixels that differ from the last conditioning frame
-    samples/moving_psnr_repeat the same of the last conditioning frame repeated
-    samples/x0_mse_ema_sigma_4 squared error of the latents predicted from noise of that level
-
-``reg`` in place of ``ema`` is of the weights as they are. The noise of clip i follows from ``seed`` + i, so pictures
-differ by the weights alone, in every layout of processes. Training goes on as if nothing had been drawn.
+In names of metrics and columns ``ema`` are the averaged weights, ``reg`` the weights as they are. The noise of clip i
+follows from ``seed`` + i, so pictures differ by the weights alone, in every layout of processes. Training goes on as if
+nothing had been drawn.
 """
 
 import logging

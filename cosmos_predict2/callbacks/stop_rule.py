@@ -1,17 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of an action world model goes on while its held-out figures improve, and reports what limits it.
 
-    trainer.callbacks.stop_rule: L(StopRule)()
-
-At every validation some clips of as many held-out recordings as can be, with the same noise each time, give
-
-    val/stop_loss       the loss with the true actions, over several noise levels
-    val/stop_loss_seen  the same of clips that are trained on
-    val/stop_gap        the loss with other clips' actions over it
-    val/stop_psnr       decibels of pictures imagined by one evaluation from pure noise, against the true ones
-
-Where neither loss nor decibels improve over ``patience`` validations the learning rate falls, by the last cycle of the
-scheduler, and the run ends with it. At the end the curve of the loss predicts how much longer training would help;
+Where neither losses nor decibels improve over ``patience`` validations the learning rate falls, by the last cycle of
+the scheduler, and the run ends with it. At the end the curve of the loss predicts how much longer training would help;
 RUN/stop_rule.json has all of it.
 """
 

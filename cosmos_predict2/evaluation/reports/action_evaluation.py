@@ -4,13 +4,8 @@ beside the first frame repeated; obedience (the loss with other actions, other a
 from the imagined frames); drift (likeness by chunk, sharpness, whether a seam is seen between chunks, and in the toy
 world where things are).
 
-The verdict has three signs, each beside a control that was measured in the same run. A model that ignores its actions
-shows none of them, one that follows them shows all; what could not be measured does not count.
-
-* The loss is larger with the actions of another clip: 1.05 times, on three clips of four. Control: the true actions.
-* A video moves with the actions of another clip, half as far at least as with another seed, the control.
-* Its actions can be read from the imagined frames, with half the R2 of true frames through the tokenizer, the upper
-  control. The lower one: the actions of other clips cannot be read from them.
+The verdict has three signs, each beside a control that was measured in the same run; what could not be measured does
+not count.
 """
 
 import logging

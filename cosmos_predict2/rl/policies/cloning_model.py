@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A policy is cloned by the trainer: recorded actions become likelier.
-
-The policy of the lowest held-out loss is in the run's folder ``policy``, and its figures in ``clone.json``.
-"""
+"""A policy is cloned by the trainer: recorded actions become likelier."""
 
 import hashlib
 import json

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny world model of a user's own LeRobot recordings, in minutes on a CPU, for a policy to learn in.
 
-    python -m scripts.train -- experiment=world_model_recordings \\
-        dataloader_train.dataset.root=datasets/my_robot dataloader_train.dataset.split_file=outputs/my_split.json
-
 Numbers of an action, which of them are moves, and the size of pictures are read from the recordings; the validation
 data are the same ones' part that is held out. Noise levels are those at which dynamics are learnt and at which one
 evaluation imagines a chunk. Training goes on while the figures on held-out recordings improve.

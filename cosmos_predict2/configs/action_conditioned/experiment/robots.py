@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """World models of public robot data sets in LeRobot form, and their tiny twins, which train on a CPU.
 
-    python -m scripts.train -- experiment=predict2_video2world_tiny_droid_action_conditioned \\
-        dataloader_train.dataset.root=datasets/droid
-
 Columns, camera, gripper and idle frames are those of the robot (`cosmos_predict2.data.lerobot.robots`). Validation is
 on the held-out part of the same data.
 """

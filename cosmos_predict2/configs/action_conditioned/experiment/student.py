@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Students of the tiny models: one step in place of several, frames one by one, guidance in the weights.
-
-python -m scripts.train -- experiment=tiny_student model.config.pipe_config.objective.teacher=RUN
-"""
+"""Students of the tiny models: one step in place of several, frames one by one, guidance in the weights."""
 
 from dataclasses import dataclass
 from functools import partial

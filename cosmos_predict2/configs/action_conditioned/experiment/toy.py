@@ -4,11 +4,6 @@
 The noise is shifted far up, as at lower levels the noisy frames give away where things are, and dynamics are learnt
 only near pure noise. Sampling ends where training ends: one step to noise level 10 and one from there. A token is one
 latent, 8 pixels: tokens of 16 pixels, four times fewer, learn less in the same time.
-
-The harder world, of 64 pixels and three chunks an episode, fits the same network:
-
-    python -m scripts.train -- experiment=predict2_video2world_tiny_action_conditioned_training \\
-        dataloader_train=toy_action_hard dataloader_val=toy_action_hard
 """
 
 from functools import partial

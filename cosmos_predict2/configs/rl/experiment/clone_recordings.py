@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy is cloned from the recordings that succeed: the start of reinforcement learning.
 
-    python -m scripts.train -- experiment=clone_recordings dataloader_train.dataset.path=my_data
-
 The policy of the lowest held-out loss is in the run's folder ``policy``, with its figures in clone.json.
 """
 

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments of a simulator, each in a process of its own: `VecEnv` over `TaskEnv`.
 
-    env = WorkerEnv(partial(LiftTask, image_size=64), num_envs=4, render="auto")
-
-Or in a configuration, where ``_recursive_=False`` leaves the building to the workers:
-
-    L(WorkerEnv)(make=L(LiftTask)(image_size=64), num_envs=4, render="auto", _recursive_=False)
-
 Workers are spawned, never forked: contexts of OpenGL do not survive a fork. They begin with the first call. A worker
 that dies, hangs or whose simulator raises an exception costs its episode, which is invalid and not failed, and another
 takes its place. An error that the user must mend (`UserError`), or one of a first start, is raised here at once.
