@@ -9,6 +9,7 @@ from typing import Any
 
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_state
+from cosmos_predict2.data.split import require_usable
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.tokenizers.sizes import small_size
@@ -74,11 +75,10 @@ class RecordedSizes:
 
 
 def look(options: Options) -> RecordedSizes:
-    """Read the index of the recordings."""
+    """Read the index and the actions of the recordings, and refuse those of which nothing can be learnt."""
     source = LeRobotSource.open(options.data, options.action_keys)
+    require_usable(source, options.camera or None, options.action_keys)
     key = source.camera(options.camera or None)
-    if len(source) == 0:
-        raise DataError(f"{options.data} has no episode: record some first.")
     height, width = source.frames(0, cameras_in(key)[0], [0]).shape[-2:]
     dim = source.width(source.action_parts())
     longest = int(source.episodes.lengths.max())

@@ -96,6 +96,28 @@ def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: 
     assert not (robot / "none").exists()
 
 
+@pytest.mark.parametrize(
+    ("num", "cameras", "last", "fault"),
+    [
+        (1, ("top",), 0.0, "has 1 episode: record at least 12"),
+        (2, ("top", "hand"), 0.0, "has 2 cameras: name one, --camera .*top, .*hand"),
+        (2, ("top",), float("nan"), "actions that are not finite: number 1 of row 12 is nan. Mend or remove"),
+    ],
+)
+def test_recordings_that_cannot_be_learnt_from_are_refused_at_once(
+    num: int, cameras: tuple[str, ...], last: float, fault: str, tmp_path: Path
+) -> None:
+    writer, pictures = Writer(tmp_path / "data", fps=10), torch.zeros(3, 14, 32, 32, dtype=torch.uint8)
+    actions = torch.zeros(14, 2).numpy()
+    actions[12, 1] = last
+    for _ in range(num):
+        writer.add(Recording({"action": actions}, dict.fromkeys(cameras, pictures), "go"))
+    writer.finish()
+    with pytest.raises(DataError, match=fault):
+        ways.improve(Options(data=tmp_path / "data", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 @buildable("policy", "wide_of_a_test")
 class Wide(ToyPolicy):
     """Takes no action_dim."""
@@ -108,7 +130,8 @@ def test_a_policy_of_another_width_is_refused_before_anything_is_trained(tmp_pat
     """It ended the way after the world model, with a misfit of shapes."""
     writer = Writer(tmp_path / "data", fps=10)
     pictures = torch.zeros(3, 14, 32, 32, dtype=torch.uint8)
-    writer.add(Recording({"action": torch.zeros(14, 4).numpy()}, {"top": pictures}, "go"))
+    for _ in range(2):
+        writer.add(Recording({"action": torch.zeros(14, 4).numpy()}, {"top": pictures}, "go"))
     writer.finish()
     options = Options(data=tmp_path / "data", out=tmp_path / "out", policies=("pi05", f"{__name__}:Wide"))
     with pytest.raises(ConfigError, match=r"Wide decides on 7 numbers per action, the recordings have 4\. Let its con"):
@@ -125,7 +148,8 @@ def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
     def options(name: str, scale: float) -> Options:
         writer = Writer(tmp_path / name, fps=10, robot="dot")
         actions = scale * torch.linspace(-1, 1, 10).reshape(5, 2).numpy()
-        writer.add(Recording({"action": actions}, {"top": torch.zeros(3, 5, 32, 32, dtype=torch.uint8)}, "go"))
+        for _ in range(2):
+            writer.add(Recording({"action": actions}, {"top": torch.zeros(3, 5, 32, 32, dtype=torch.uint8)}, "go"))
         writer.finish()
         return Options(data=tmp_path / name, out=tmp_path, suite="gym:Dot-v0?repeat=2")
 

@@ -140,10 +140,11 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
     writer = Writer(tmp_path / "data", fps=10)
     columns = {"action": numpy.zeros((5, 2), numpy.float32)}
     video = torch.zeros(3, 5, 96, 160, dtype=torch.uint8)
-    writer.add(Recording(columns, {"observation.images.a": video, "observation.images.b": video}, "a task"))
+    for _ in range(2):
+        writer.add(Recording(columns, {"observation.images.a": video, "observation.images.b": video}, "a task"))
     writer.finish()
     options = replace(OPTIONS, data=tmp_path / "data")
-    with pytest.raises(ValueError, match=r"which camera\? Set it to one of"):
+    with pytest.raises(ValueError, match=r"has 2 cameras: name one, --camera "):
         look(options)
     found = look(replace(options, camera="a"))
     assert found == RecordedSizes((32, 64), 96, "observation.images.a", 2, 4, 10.0, ("a task",))
