@@ -43,6 +43,8 @@ def test_an_order_that_is_not_to_be_trusted_says_so() -> None:
     reversed_ = ranked(rows([0.1, 0.2, 0.3, 0.4], [0.9, 0.5, 0.4, 0.1]), has_failures=True)
     assert "values do not follow true success: Pearson -0.9" in reversed_.problem and not reversed_.expected
     assert ["p0", "p3"] in reversed_.figures["misordered"] and ["p1", "p2"] not in reversed_.figures["misordered"]
+    loose = ranked(rows([0.1, 0.2, 0.3, 0.4], [0.1, 0.6, 0.3, 0.8]), has_failures=True)
+    assert 0.6 < loose.figures["pearson"].value < 0.8 and "0.8 is needed" in loose.problem and not loose.expected
     assert "no failures" in ranked(rows([0.1, 0.2], [None, None]), has_failures=False).problem
     assert not ranked(rows([0.1, 0.2], [None, None]), has_failures=None).problem
     taught = [*rows([0.9], [0.0], "it learnt from this world model"), *rows([0.2, 0.1], [None, None])]

@@ -34,7 +34,7 @@ from imaginaire.checkpoint.weight_files import latest
 from imaginaire.errors import DataError
 
 LEAST_KNOWN = 4  # policies of known true success: fewer make no correlation
-LEAST_PEARSON = 0.6  # below it values do not follow truth; drivers of the data had .93, policies that learnt -.60
+LEAST_PEARSON = 0.8  # below it values do not follow truth: at .60 ten pairs of 20 policies were misordered, at .89 none
 GAP = 0.15  # of true success: no better policy should stand below one that is worse by more
 
 
