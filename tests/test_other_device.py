@@ -22,6 +22,8 @@ from torch import Tensor
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.released import tiny_policy_path
+from cosmos_predict2.rl.envs.first_frames import GivenStarts
+from cosmos_predict2.rl.envs.replays import Unjudged
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
@@ -46,6 +48,7 @@ from imaginaire.config import L
 from imaginaire.optim import adamw, frozen
 from imaginaire.training import trainer as trainers
 from tests.far_device import NAME, FarDevice, device, register
+from tests.models.test_action_training import views_and_state
 from tests.multiprocess import run_distributed
 from tests.pipelines import test_video2world, test_video2world_action
 from tests.rl import runs as rl_runs
@@ -232,6 +235,7 @@ SMALL += ["model.config.train_architecture=lora", "model.config.pipe_config.net.
 SMALL += ["model.config.frozen_weights=nf4", "model.config.swap_blocks=1", "optimizer.offload=True"]
 SMALL += ["model.config.pipe_config.ema.offload=True"]
 WAITS_OF_THE_HOST = {"imaginaire/training/model.py:update copies to the host": 1}  # for the average
+STATES = torch.tensor([[10.0, 12.0, 0.0], [30.0, 20.0, 0.0]])  # the gripper: its place, and how closed
 STUDENT = ["experiment=tiny_student", "model.config.pipe_config.net.num_blocks=4", "model.config.precision=float32"]
 ENDS = WAITS_OF_A_STEP | WAITS_OF_THE_LAST_STEP
 
@@ -257,6 +261,17 @@ def test_training_stays_on_the_device(
     waits, found, expected = _alone(_trained, overrides, resumes, tmp_path)
     assert waits == expected_waits
     assert found == [(at, pytest.approx(loss, rel=rel)) for at, loss in expected]
+
+
+@pytest.mark.slow
+def test_views_and_the_state_stay_on_the_device(tmp_path: Path) -> None:
+    """Recordings of two cameras, of which one episode lacks one, with a state; and an environment that shows it."""
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
+    waits, found, expected, states = _alone(_seen, tmp_path)
+    assert waits == {**ENDS, **dict.fromkeys(UNREAD_TEXT, 1), REPORT: 2, FOLD: 6} and len(found) == len(expected) == 2
+    assert found == [(at, pytest.approx(loss, rel=1e-4)) for at, loss in expected]
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(states[1], STATES)
 
 
 @pytest.mark.parametrize(
@@ -312,6 +327,30 @@ def test_an_imagined_environment_waits_once_a_chunk_and_for_its_reward() -> None
     assert gates[0] == pytest.approx(gates[1], abs=1e-3), "a gate's values of a policy"
     assert (pictures.int() - expected.int()).abs().max() <= 1
     assert places == [NAME, "cpu", NAME, "cpu"]  # beside workers that have their own it is there for validation alone
+
+
+def _seen(root: Path) -> tuple[Waits, Losses, Losses, list[Tensor]]:
+    """As `_trained`, of two iterations on recordings; and the state after two chunks of the world model, as an
+    environment shows it there and here."""
+    options = [*views_and_state(root / "data"), "model.config.precision=float32", "trainer.max_iter=2"]
+    train(root / "cpu", options, config=CONFIG)
+    waits = _on_the_device(train, root / NAME, options, config=CONFIG)
+    imagination = imagination_of(str(run_dir(root / "cpu", "actions")), device="cpu")
+    pictures = torch.randint(0, 256, (2, 64, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    actions_E_A_D = torch.rand(2, 12, 4, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+    def play(imagination: Imagination) -> Tensor:
+        env = WorldModelEnv(imagination, GivenStarts(pictures, states_E_S=STATES), Unjudged(), 2, 24)
+        env.reset(options={"trial_ids": range(2), "seeds": range(2)})
+        state: Tensor = [env.chunk_step(actions_E_A_D)[0]["state"] for _ in range(2)][-1]
+        return state.cpu()
+
+    here, world = play(imagination), imagination.world
+    with FarDevice():
+        net, tokenizer = (copy.deepcopy(part).to(device()) for part in (world.net, world.tokenizer))
+        there = play(Imagination(WorldModel(world.config, net, tokenizer, device=device()), imagination.views))
+    runs = [losses(root / place, "actions", ("train/loss",)) for place in (NAME, "cpu")]
+    return waits, runs[0], runs[1], [there, here]
 
 
 def _environment() -> tuple[Waits, Tensor, Tensor, list[str], list[list[float]]]:

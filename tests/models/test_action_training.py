@@ -10,6 +10,7 @@ import torch
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints import read_card
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import CheckpointError, DataError
 from scripts.convert import convert
@@ -73,19 +74,39 @@ def lerobot(folder: Path) -> list[str]:
     return [LIBERO, TINY, "dataloader_train=lerobot_train", *SHORT, f"{DATA}.root={root}"]
 
 
+def views_and_state(folder: Path) -> list[str]:
+    """Recordings with two cameras and a state; one episode lacks the second camera."""
+    write_folder(
+        str(folder),
+        ToyFolder(episodes=4, frames=15, val_fraction=0, form="lerobot", setting="covered", tasks=("reach_ring",)),
+    )
+    files = LeRobotSource.open(folder)
+    files.file_of(1, files.camera("wrist")).unlink()
+    data = ["split_file=null", f"root={folder}", "camera=front+wrist", "missing_cameras=mask", "video_size=[32,32]"]
+    return [
+        *("experiment=world_model_recordings", "job.project=tests", "job.group=engine", f"job.name={NAME}"),
+        *("trainer.logging_iter=1", "checkpoint.save_iter=2", "trainer.run_validation=false"),
+        *(f"trainer.callbacks.{name}=null" for name in ("draw_samples", "stop_rule")),
+        *("dataloader_train.num_workers=0", "dataloader_train.batch_size=2", *(f"{DATA}.{key}" for key in data)),
+        *("model.config.pipe_config.tokenizer.weights=null", "model.config.pipe_config.state=observation.state"),
+    ]
+
+
 FORMS: list[tuple[Callable[[Path], list[str]], ActionTransform]] = [
     (bridge, relative_pose()),
     (bridge_p25, relative_pose()),
     (bridge_own, attrs.evolve(relative_pose(), scale=(64.0, 64.0, *[1.0] * 5))),  # by their statistics
     (libero, controller()),
     (lerobot, controller(4, 1.0)),  # by its statistics
+    (views_and_state, controller(4, 1.0)),
 ]
+SLOW = (bridge_p25, views_and_state)  # the others are long
 
 
 @pytest.mark.parametrize(
     ("form", "transform"),
     [
-        pytest.param(*row, id=row[0].__name__, marks=pytest.mark.slow if row[0] is bridge_p25 else pytest.mark.long)
+        pytest.param(*row, id=row[0].__name__, marks=pytest.mark.slow if row[0] in SLOW else pytest.mark.long)
         for row in FORMS
     ],
 )
