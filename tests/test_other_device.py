@@ -52,7 +52,7 @@ from tests.models.test_action_training import views_and_state
 from tests.multiprocess import run_distributed
 from tests.pipelines import test_video2world, test_video2world_action
 from tests.rl import runs as rl_runs
-from tests.rl import vla_runs
+from tests.rl import test_actions, vla_runs
 from tests.rl.test_flow_grpo import VARIANTS
 from tests.training import losses, records, run_dir, train
 from tests.world_model import test_flow, test_streaming
@@ -279,11 +279,14 @@ def test_views_and_the_state_stay_on_the_device(tmp_path: Path) -> None:
     [
         pytest.param("reference", WAITS_OF_REWARDS | WAITS_OF_RATIOS, marks=pytest.mark.long),
         pytest.param("nft", WAITS_OF_REWARDS, marks=pytest.mark.long),
+        pytest.param("chunks", WAITS_OF_REWARDS | {*UNREAD_TEXT, *WAITS_OF_OWN_FRAMES}, marks=pytest.mark.long),
     ],
 )
 def test_learning_from_rewards_stays_on_the_device(name: str, allowed: set[str], tmp_path: Path) -> None:
-    """The distance to a copy of the weights, or to the model without its adapters; a policy that lags; a data term."""
-    waits, found, expected = _alone(_rewarded, VARIANTS[name], tmp_path)
+    """The distance to a copy of the weights, or to the model without its adapters; a policy that lags; a data term;
+    branches of a history that was imagined."""
+    chunks = [*test_actions.options("nft"), "model.config.own_frames.share=1"]
+    waits, found, expected = _alone(_rewarded, VARIANTS.get(name, chunks), tmp_path)
     assert set(waits) == allowed
     assert len(found) == len(expected) == 3
     for key in ("train/reward_mean", "train/grad_norm", "train/loss"):  # a loss of ratios is 0 before the first update
