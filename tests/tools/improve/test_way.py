@@ -23,9 +23,11 @@ from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, differenc
 from cosmos_predict2.tools.improve.steps import Runner, WayStep
 from cosmos_predict2.tools.improve.way import Options, RecordedSizes, look, phases_of, steps_of
 from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.storage import write_json
 from scripts.train import DEFAULT_CONFIG
+from tests.programs import finished, python
 
 OPTIONS = Options(data=Path("my_data"), out=Path("RUN"), suite="gym:ID", clones=1)
 RECORDED = RecordedSizes(size=(64, 64), height=96, camera="top", action_dim=3, num_actions=24, fps=10.0)
@@ -96,6 +98,21 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     assert of_keys[:2] == ["split", "world_model"] and {"starts", "clone", "clone_phase_3", "starts_3"} <= {*of_keys}
     (one,) = (s.words for s in steps_of(replace(options, episodes=1, phases=0), RECORDED) if s.name == "trial_after")
     assert one[one.index("--episodes") + 1] == "1"
+
+
+@pytest.mark.slow
+def test_nothing_that_the_way_runs_or_builds_knows_the_toy_world() -> None:
+    """The experiments are registered beside those of the toy world; what they build, and every program, needs none."""
+    names = {"cosmos_predict2.tools.improve.improve", "scripts.collect"}  # of later phases
+    for step in steps_of(replace(OPTIONS, policies=("openvla_oft", "pi05")), RECORDED):
+        names.add(step.words[1])
+        if step.words[1] == "scripts.train":
+            tree = to_yaml(compose(DEFAULT_CONFIG, step.words[step.words.index("--") + 1 :]))
+            names |= {name.rpartition(".")[0] for name in re.findall(r"_(?:target|type)_: ([\w.]+)", tree)}
+    assert {"cosmos_predict2.rl.envs.world_model", "cosmos_predict2.models.video2world_model"} <= names
+    program = f"import importlib, sys; sys.modules['cosmos_predict2.toy_world'] = None; names = {sorted(names)}"
+    done = finished(python(), "-c", f"{program}; [importlib.import_module(name) for name in names]")
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
