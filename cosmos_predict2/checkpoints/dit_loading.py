@@ -21,10 +21,10 @@ from cosmos_predict2.checkpoints.dit_weights import (
     quiet,
     require_family,
 )
-from imaginaire.buildable import target_of
+from imaginaire.buildable import signature, target_of
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weights import LoadReport
-from imaginaire.config.lazy_config import signature, to_data
+from imaginaire.config.lazy_config import to_data
 from imaginaire.errors import CheckpointError, ConfigError, listed, near
 from imaginaire.optim import lora
 from imaginaire.optim.lora import LoraSpec

@@ -30,7 +30,7 @@ from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import NO_TEXT, TrainedText, encode_command, parse_name
 from imaginaire import storage
-from imaginaire.buildable import arguments_of, target_of
+from imaginaire.buildable import arguments_of, signature, target_of
 from imaginaire.config import lazy_config
 from imaginaire.config.schema import Section, at_least
 from imaginaire.data.facts import facts_of
@@ -147,7 +147,7 @@ def encoder_text_width(node: Any) -> int | None:
 def data_text_width(data: Mapping[str, Any]) -> tuple[str, int] | None:
     """The argument of a data set that sets the width of the texts that it makes, and its value; None where none does,
     or where it reads texts from files."""
-    parameters = lazy_config.signature(target_of(data))
+    parameters = signature(target_of(data))
     if "num_tokens" not in parameters or data.get("load_t5_embeddings"):
         return None
     # Beside a height, "width" is one of pixels.
@@ -207,7 +207,7 @@ def data_text_problems(data: Mapping[str, Any], net: Mapping[str, Any]) -> Itera
 def data_text(data: Mapping[str, Any]) -> TrainedText | None:
     """The text of a data set with these arguments; None where it has none, or does not declare which."""
     target = target_of(data)
-    parameters = lazy_config.signature(target)
+    parameters = signature(target)
     if "num_tokens" not in parameters or data.get("text_encoder") == NO_ENCODER:
         return None
     num_tokens = data.get("num_tokens", parameters["num_tokens"].default)
@@ -249,5 +249,5 @@ def text_of_config(text: TrainingTextConfig) -> TrainedText | None:
     if width_of_encoder is None or (cls := target_of(text.encoder)) not in kinds:
         return None
     key = "num_tokens" if cls is BytesEncoder else "max_length"
-    num_tokens = int(text.encoder.get(key) or lazy_config.signature(cls)[key].default)
+    num_tokens = int(text.encoder.get(key) or signature(cls)[key].default)
     return TrainedText(kinds[cls], num_tokens, num_tokens, width_of_encoder)

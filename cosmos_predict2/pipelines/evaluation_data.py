@@ -32,8 +32,7 @@ from cosmos_predict2.pipelines.recorded_run import HELD_OUT, described_dataset, 
 from cosmos_predict2.tokenizers.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.physics import SETTINGS
-from imaginaire.buildable import recorded, shipped
-from imaginaire.config.lazy_config import signature
+from imaginaire.buildable import recorded, shipped, signature
 from imaginaire.data.facts import facts_of
 from imaginaire.errors import ConfigError, DataError, near
 

@@ -34,10 +34,10 @@ from cosmos_predict2.world_model.config import (
     Video2WorldPipelineConfig,
 )
 from imaginaire import storage
-from imaginaire.buildable import locate, recorded, target_of
+from imaginaire.buildable import locate, recorded, signature, target_of
 from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_config import FOLDERS, MARKS, LazyCall, signature
+from imaginaire.config.lazy_config import FOLDERS, MARKS, LazyCall
 from imaginaire.config.schema import Config
 from imaginaire.errors import CheckpointError, ConfigError
 

@@ -21,7 +21,7 @@ from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.bytes_encoder import prompt_list
 from cosmos_predict2.text.embeddings.pickles import padded, trimmed
 from imaginaire import foreign_json, storage
-from imaginaire.checkpoint import weights
+from imaginaire.checkpoint import weight_files
 from imaginaire.errors import DataError, near
 from imaginaire.storage.object_store import StrPath
 
@@ -189,7 +189,7 @@ def _only_prompt(path: StrPath, texts: Sequence[str]) -> str:
 
 def _saved_tensor(path: StrPath) -> Tensor:
     """[S, E], memory-mapped."""
-    found = weights.load_pt(path)
+    found = weight_files.load_pt(path)
     if isinstance(found, Tensor) and found.ndim == 3 and found.shape[0] == 1:
         found = found[0]
     if not isinstance(found, Tensor) or found.ndim != 2 or not found.is_floating_point():

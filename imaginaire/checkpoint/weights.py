@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from imaginaire.checkpoint.layout import CheckpointSet, require_unchanged, set_of_weights
-from imaginaire.checkpoint.weight_files import LazyTensors, latest, load_pt, open_address, shape_of
+from imaginaire.checkpoint.weight_files import LazyTensors, latest, open_address, shape_of
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import copy_shard, is_dtensor
 from imaginaire.errors import CheckpointError, ConfigError, listed, near
-
-__all__ = ["load_pt"]  # used as weights.load_pt by other packages
 
 log = logging.getLogger(__name__)
 

@@ -32,9 +32,6 @@ from imaginaire.config.nodes import OBJECTS, fields_of, full_key, is_config_clas
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError, UserError
 
-__all__ = ["PLACEHOLDER", "LazyCall", "LazyDict", "instantiate", "locate", "name_of", "signature"]
-__all__ += ["load_yaml", "save_yaml", "to_yaml"]
-
 LazyDict = DictConfig
 PLACEHOLDER = None  # an argument that is given when the call is made
 

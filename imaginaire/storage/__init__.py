@@ -29,8 +29,7 @@ from typing import IO, Any, BinaryIO, cast
 import psutil
 
 from imaginaire.errors import CheckpointError, DataError
-from imaginaire.storage.object_store import StrPath as StrPath
-from imaginaire.storage.object_store import filesystem, is_s3, on_store, raise_if_no_bucket, retry
+from imaginaire.storage.object_store import StrPath, filesystem, is_s3, on_store, raise_if_no_bucket, retry
 
 log = logging.getLogger(__name__)
 

@@ -310,10 +310,6 @@ class ImaginaireTrainer:
         self.grad_scaler.update()
         return not self.grad_scaler.is_enabled() or self.grad_scaler.get_scale() >= scale
 
-    def report_non_finite(self, what: str, value: float) -> None:
-        """A callback found that this step must not be applied."""
-        self.guard.report(what, value)
-
     # --- validation
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cosmos_predict2.configs.base.defaults import data
+from imaginaire.buildable import locate, name_of
 from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
@@ -38,7 +39,7 @@ PAIRS = [
 def test_every_loader_composes_without_the_rest(train: str, val: str) -> None:
     config = composed("train", train, f"dataloader_val={val}", *place("val", val))
     for node in (config.dataloader_train, config.dataloader_val):
-        assert issubclass(lazy_config.locate(lazy_config.name_of(node["_target_"])), ResumableLoader)
+        assert issubclass(locate(name_of(node["_target_"])), ResumableLoader)
         assert "${" not in to_yaml(node), "the saved configuration can be run without this one"
 
 

@@ -16,7 +16,7 @@ from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import Agreement, Random
 from imaginaire import distributed
-from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import load_pt
 from imaginaire.config import L
 from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import ConfigError, TrainingError
@@ -259,7 +259,7 @@ BACK = [
 
 def require_second_again(folder: Path) -> None:
     """The third iteration's weights are those of the second, and the fourth's are others."""
-    second, third, fourth = (weights.load_pt(folder / f"checkpoints/model/iter_{k:09d}.pt") for k in (2, 3, 4))
+    second, third, fourth = (load_pt(folder / f"checkpoints/model/iter_{k:09d}.pt") for k in (2, 3, 4))
     assert difference(second, third) is None and difference(third, fourth) is not None
 
 

@@ -19,8 +19,7 @@ from cosmos_predict2.tokenizers.sizes import pixel_frames, size_of
 from cosmos_predict2.world_model.assembly import embedders_begin_anew, network_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.parallelize import checked_policy
-from imaginaire.buildable import target_of
-from imaginaire.config import lazy_config
+from imaginaire.buildable import signature, target_of
 from imaginaire.config import nodes as config_nodes
 from imaginaire.config.schema import NEVER, Config
 from imaginaire.errors import ConfigError
@@ -190,7 +189,7 @@ def _of_data(config: Config, name: str) -> list[Any]:
     for key, node in config_nodes.nodes(config.dataloader_train, "dataloader_train"):
         if (target := target_of(node, key)) is None:
             continue
-        parameter = lazy_config.signature(target).get(name)
+        parameter = signature(target).get(name)
         value = node.get(name, parameter.default if parameter is not None else None)
         if value not in (None, inspect.Parameter.empty):
             found.append(value)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from imaginaire import distributed
-from imaginaire.buildable import describe, target_of
+from imaginaire.buildable import describe, signature, target_of
 from imaginaire.config import lazy_config
 from imaginaire.distributed import places
 from imaginaire.distributed.places import lost_peer
@@ -299,7 +299,7 @@ def _build(name: str, node: Any, config: Any, trainer: Any) -> Callback:
     if isinstance(node, Callback):
         return node
     key = f"trainer.callbacks.{name}"
-    parameters = lazy_config.signature(target_of(node, key))
+    parameters = signature(target_of(node, key))
     offered = {"config": config, "trainer": trainer}
     given = {k: v for k, v in offered.items() if k in parameters and node.get(k) is None}
     callback = lazy_config.instantiate(node, **given)

@@ -121,7 +121,7 @@ class GradClip(Callback):
         if self.force_finite and not is_scaled:
             norm = float(norm)  # waits for the backward pass: the step may not be applied before this is known
             if not math.isfinite(norm):
-                self.trainer.report_non_finite("grad_norm", norm)
+                self.trainer.guard.report("grad_norm", norm)
         self._means["train/grad_norm"].add(norm)
         if len(self._kinds) == 1:  # the gradient of a step over both is neither's
             self._means[next(iter(self._kinds))].add(norm)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from imaginaire import storage
-from imaginaire.checkpoint import weights
+from imaginaire.checkpoint import weight_files, weights
 from imaginaire.checkpoint.checkpointer import StandardCheckpointer
 from imaginaire.checkpoint.dcp import _ALLOWED, DcpTensors, SafeFileSystemReader, SafeLoadPlanner, dcp_writer
 from imaginaire.config.schema import CheckpointConfig
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_weights_says_what_it_looks_like(tmp_path: Path, dama
     assert str(path) in str(caught.value) and len(str(caught.value)) < 400
     if suffix == ".pt":
         with pytest.raises(CheckpointError, match=message):
-            weights.load_pt(path)
+            weight_files.load_pt(path)
 
 
 # Folders --------------------------------------------------------------------------------------------------------------

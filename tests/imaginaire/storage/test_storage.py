@@ -404,7 +404,7 @@ def one_request_per_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch off botocore's own tries, so that the number of requests is ours."""
     original = object_store.filesystem_options
 
-    def options(path: storage.StrPath) -> dict[str, Any]:
+    def options(path: object_store.StrPath) -> dict[str, Any]:
         return original(path) | {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 1}}}
 
     monkeypatch.setattr(object_store, "filesystem_options", options)

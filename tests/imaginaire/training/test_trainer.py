@@ -453,7 +453,7 @@ def test_a_copy_of_a_model_leaves_the_trainer_behind() -> None:
 class ReportsEarly(Callback):
     def on_after_backward(self, model: Any, iteration: int = 0) -> None:
         if iteration == 1:
-            self.trainer.report_non_finite("something early", float("nan"))
+            self.trainer.guard.report("something early", float("nan"))
 
 
 def test_a_report_before_the_optimizer_step_counts(tmp_path: Path) -> None:

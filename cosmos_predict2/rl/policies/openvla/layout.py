@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.rl.policies.openvla.inputs import statistics_for
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, json_in, local_file, names_at
+from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, json_in, load_pt, local_file, names_at
 from imaginaire.checkpoint.weight_files import below as below_address
 from imaginaire.errors import CheckpointError
 
@@ -188,7 +188,7 @@ class Folder:
             if len(files) > 1:
                 raise CheckpointError(f"{self.address} has several files of {part}: {', '.join(files)}. Keep one.")
             for file in files:
-                for key, value in weights.load_pt(local_file(below_address(self.address, file))).items():
+                for key, value in load_pt(local_file(below_address(self.address, file))).items():
                     name = f"{part}.{key.removeprefix('module.')}"
                     found[name], beside[name] = value, (file, key)
         return found, beside

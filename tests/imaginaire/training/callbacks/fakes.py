@@ -56,7 +56,8 @@ class Trainer:
         self.samples_seen = 0
         self.iteration = 0
         self.interrupted = False
-        self.non_finite: list[tuple[str, float]] = []
+        self.non_finite: list[str] = []
+        self.guard = SimpleNamespace(report=lambda what, value: self.non_finite.append(what))
         self.metrics = Metrics(self.run_dir, config.job, is_writer=is_writer)
         self.callbacks = CallbackGroup(config, self)
 
@@ -64,9 +65,6 @@ class Trainer:
         self.iteration = iteration
         self.metrics.open(iteration)
         self.callbacks.on_train_start(self.model, iteration)
-
-    def report_non_finite(self, what: str, value: float) -> None:
-        self.non_finite.append((what, value))
 
     def step(self, *losses: float, batch: Any = None, output: dict[str, Any] | None = None) -> None:
         cb, i = self.callbacks, self.iteration
