@@ -42,7 +42,6 @@ from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import build_world_model, to_uint8
 
 EXPERIMENTS = ("tiny_flow_grpo_toy_world", "tiny_ddrl_toy_world", "tiny_nft_toy_world")
-SUPERVISED = "tiny_supervised_toy_world"
 GAIN_DB, GAIN_PX, MOTION = 0.3, 0.1, 0.05
 LESS_DB = {"tiny_nft_toy_world": 0.15}  # NFT brings the mean nearer and keeps the variety, which PSNR does not reward
 NUM_CLIPS, BATCH, STEPS, GIVEN = 256, 64, 8, 1

@@ -59,22 +59,9 @@ class ColumnStatistics:
     def is_scaled(self) -> NDArray[numpy.bool_]:
         return numpy.ones(self.mean.shape, dtype=bool) if self.mask is None else self.mask
 
-    def to_unit(self, values: ArrayLike) -> Floats:
-        """2 (a - q01) / (q99 - q01) - 1, not clipped; 0 in a column that never changes."""
-        given = self._given(values)
-        spread = self.q99 - self.q01
-        scaled = 2 * (given - self.q01) / numpy.where(spread == 0, 1.0, spread) - 1
-        return numpy.where(self.is_scaled, numpy.where(spread == 0, 0.0, scaled), given)
-
     def to_dict(self) -> dict[str, Any]:
         row: dict[str, Any] = {name: getattr(self, name).tolist() for name in NAMES}
         return row if self.mask is None else {**row, "mask": self.mask.tolist()}
-
-    def _given(self, values: ArrayLike) -> Floats:
-        given = _floats(values)
-        if given.ndim == 0 or given.shape[-1] != len(self.mean):
-            raise DataError(f"The statistics are of {len(self.mean)} columns, the values have {list(given.shape)}.")
-        return given
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -163,7 +150,7 @@ def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatist
 
 
 def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:
-    """The transform that does what `ColumnStatistics.to_unit` does, with the statistics in it."""
+    """2 (a - q01) / (q99 - q01) - 1, not clipped, 0 in a column that never changes; with the statistics in it."""
     spread, is_scaled = columns.q99 - columns.q01, columns.is_scaled
     moves = is_scaled & (spread != 0)
     scale = numpy.where(moves, 2 / numpy.where(spread == 0, 1.0, spread), 1.0)

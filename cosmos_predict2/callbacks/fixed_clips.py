@@ -72,7 +72,6 @@ class FixedClip:
         return {key: value for key, value in values.items() if value is not None}
 
     def condition_on(self, device: torch.device) -> Condition:
-        """The condition, on a device."""
         return self.condition.with_tensors(lambda value: value.to(device))
 
 

@@ -63,18 +63,11 @@ def load_dit(
     return report
 
 
-def check_dit(
-    net: nn.Module,
-    path: str,
-    which: str = "auto",
-    allow_missing: Iterable[str] = (),
-    *,
-    lora_alpha: float | None = None,
-) -> None:
+def check_dit(net: nn.Module, path: str, which: str = "auto", *, lora_alpha: float | None = None) -> None:
     """Raise where weights are not of a network, which may be on the meta device: compares names and shapes."""
     with quiet():
         source = open_dit(path, which)
-    targets, source, allow_missing = fitted(net, source, path, allow_missing, lora_alpha)
+    targets, source, allow_missing = fitted(net, source, path, lora_alpha=lora_alpha)
     weights.account(targets, source).require(allow_missing=allow_missing, source=path, cure=CURE)
 
 

@@ -108,8 +108,6 @@ def read_record(folder: Path) -> LatentRecord | None:
 
 
 class ClipLatents:
-    """The open latents of one clip."""
-
     def __init__(self, path: Path, file: Any) -> None:
         self._path = path
         self._file = file
@@ -262,7 +260,6 @@ def _opened(dataset_dir: str) -> tuple[Path, LatentRecord]:
 
 
 def _length_problem(num_frames: int | None, record: LatentRecord) -> str | None:
-    """Problem of the requested length, if any."""
     if num_frames is None or (1 <= num_frames <= record.num_frames and num_frames % 4 == 1):
         return None
     return (

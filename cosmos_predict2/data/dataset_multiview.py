@@ -119,8 +119,6 @@ def camera_folders(
 
 
 class CameraClips(Source):
-    """The clips of which each camera has its view."""
-
     def __init__(
         self,
         folders: Mapping[Path, Path | None],

@@ -262,7 +262,6 @@ class PatchEmbed(nn.Module):
         )
 
     def forward(self, x_B_C_T_H_W: Tensor) -> Tensor:
-        """Tokens (B, T', H', W', D)."""
         tokens_B_T_H_W_D: Tensor = self.proj(x_B_C_T_H_W)
         return tokens_B_T_H_W_D
 

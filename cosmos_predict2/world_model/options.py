@@ -118,8 +118,6 @@ class VideoModel(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class ActionModel(Model):
-    """An action-conditioned model."""
-
     model_size: str | None = flag(None, _SIZE, choices=["2B", "tiny"])
     action_transform: str = flag(
         "",

@@ -92,7 +92,6 @@ class Futures:
     """Videos of each sequence of actions, uint8 [K, 3, 1 + L, H, W], from one first frame."""
 
     names: list[str]
-    action_K_L_D: Tensor  # as the simulator takes them
     simulated: Tensor
     imagined: Tensor
 
@@ -138,15 +137,14 @@ def imagine_futures(
     paths = [simulate(first, commanded, constants, size) for commanded in actions]
     chosen = _clearest(numpy.stack(paths), target, size)
     simulated = torch.from_numpy(render(numpy.stack([path[chosen] for path in paths]), size)).permute(0, 4, 1, 2, 3)
-    action_K_L_D = torch.from_numpy(numpy.stack([rows[chosen] for rows in actions])).float()
     imagined = pipe.rollout(
         simulated[:, :, :1].contiguous(),
-        pipe.transformed(action_K_L_D.numpy()),
+        pipe.transformed(numpy.stack([rows[chosen] for rows in actions]).astype(numpy.float32)),
         [seed] * len(WAYS),  # the noise is the same: what differs, the actions have done
         SamplingOptions(num_steps=num_steps),
     )
     names = [name.replace("puck", ("puck", "box")[target]) for name in WAYS]
-    return Futures(names, action_K_L_D, simulated.contiguous(), imagined.cpu())
+    return Futures(names, simulated.contiguous(), imagined.cpu())
 
 
 def _held(states: Floats, target: int, degrees: float, speed: float, length: int, dim: int) -> Floats:

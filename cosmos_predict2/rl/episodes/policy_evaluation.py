@@ -45,7 +45,6 @@ class Rate:
 
     @classmethod
     def of(cls, success_E: Tensor, valid_E: Tensor, starts: Starts) -> "Rate":
-        """The rate of the valid episodes."""
         by_start: dict[tuple[int, int], list[float]] = {}
         for start, is_success, is_valid in zip(zip(starts.task_ids, starts.trial_ids), success_E, valid_E):
             if is_valid:

@@ -64,7 +64,6 @@ class ClipFacts:
     fps: float = 0.0
     height: int = 0
     width: int = 0
-    caption: str = ""  # where it has several lines
     embedding: str = ""
     num_tokens: int = 0
     text_width: int = 0
@@ -93,7 +92,6 @@ def check_clip(job: ClipJob) -> ClipFacts:
         fps=info.fps,
         height=info.height,
         width=info.width,
-        caption=text if text is not None and len(text.splitlines()) > 1 else "",
         embedding=str(job.embedding) if rows is not None else "",
         num_tokens=len(rows) if rows is not None else 0,
         text_width=rows.shape[1] if rows is not None else 0,

@@ -82,7 +82,6 @@ def improve(options: Options) -> WayVerdict:
 
 
 def keep(phase: Phase, policy: Path) -> None:
-    """The phase ends with this policy."""
     if digest(phase.result) != digest(policy):
         shutil.rmtree(phase.result, ignore_errors=True)
         shutil.copytree(policy, phase.result)

@@ -115,7 +115,6 @@ class WayResults:
         return names
 
     def verdict(self) -> WayVerdict:
-        """The verdict of what there is."""
         options, refused, left_out = self.options, self.refused, self.left_out()
         due = {step.name: step for step in self.runner.steps if self.runner.why(step)}
         for step in due.values():

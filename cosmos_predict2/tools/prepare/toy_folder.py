@@ -115,8 +115,6 @@ Finish = Callable[[Path, ToyFolder, Mapping[str, Mapping[str, str]]], None]
 
 @dataclass(frozen=True)
 class ToyLayout:
-    """One layout."""
-
     entries: tuple[str, ...]  # what lies at the top of the folder besides dataset.json and README.md
     layout: str  # of the files, for the README
     write: Write  # a batch of episodes, or what is missing of it; reports each one that is done

@@ -135,7 +135,7 @@ def test_the_page_shows_what_was_measured_and_needs_no_network(
 ) -> None:
     report, imagined, tried = of_the_truth
     report = replace(report, cautions=("other units <y>",), weights="run <x>")
-    futures = Futures(["a <b>"] * 3, torch.zeros(3, 24, 4), imagined[:3], imagined[3:6])
+    futures = Futures(["a <b>"] * 3, imagined[:3], imagined[3:6])
     page = write_report(tmp_path / "out", report, recordings, imagined, tried, fps=10.0, futures=futures)
     text = page.read_text()
     files = re.findall(r'src="([^"]+)"', text)

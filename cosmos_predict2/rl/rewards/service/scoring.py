@@ -202,7 +202,6 @@ def _column(values: list[Any]) -> Any:
 
 
 def build_decoder(settings: DecodeSettings, device: str) -> VideoTokenizer:
-    """The tokenizer that decodes latents."""
     dtype = getattr(torch, settings.dtype)
     place = settings.device or device or ("cuda" if torch.cuda.is_available() else "cpu")
     if settings.model_path == "tiny":
