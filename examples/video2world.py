@@ -148,8 +148,7 @@ class PreparedRun:
 
 def prepare(args: argparse.Namespace, program: Program = VIDEO2WORLD) -> PreparedRun:
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
-    from cosmos_predict2.checkpoints import parse_lora
-    from cosmos_predict2.checkpoints.adapters import read_adapter
+    from cosmos_predict2.checkpoints.adapters import parse_lora, read_adapter
     from cosmos_predict2.pipelines.multiview import MultiviewPipeline
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, announce, check_num_gpus
     from cosmos_predict2.world_model.assembly import check_device, check_parts

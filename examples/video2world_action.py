@@ -127,8 +127,7 @@ def add_recording_flags(add: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check all that can be known to be wrong, then build the model and imagine."""
-    from cosmos_predict2.checkpoints import parse_lora
-    from cosmos_predict2.checkpoints.adapters import read_adapter
+    from cosmos_predict2.checkpoints.adapters import parse_lora, read_adapter
     from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
     from cosmos_predict2.models.text import network_text_width
     from cosmos_predict2.pipelines.action_requests import prepare, read_texts, run_rollouts

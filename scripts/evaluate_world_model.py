@@ -80,7 +80,7 @@ others("overrides", nargs="*", metavar="OVERRIDE", help="of the run's configurat
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosmos_predict2.checkpoints import read_card
+    from cosmos_predict2.checkpoints.card import read_card
     from cosmos_predict2.data.video.media import WRITTEN_VIDEO_SUFFIXES, check_writable
     from cosmos_predict2.evaluation.reports.held_out_evaluation import evaluate
     from cosmos_predict2.pipelines.recorded_run import composed_run, is_video2world

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from cosmos_predict2.checkpoints import apply_lora, parse_lora
+from cosmos_predict2.checkpoints.adapters import apply_lora, parse_lora
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.guardrail.runner import (

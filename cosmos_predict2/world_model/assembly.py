@@ -17,9 +17,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.card import TEXT_ENCODER, TOKENIZER, ModelCard, name_of, read_card
-from cosmos_predict2.checkpoints.dit_loading import FILES, check_dit, part_differences, unregistered
+from cosmos_predict2.checkpoints.dit_loading import FILES, check_dit, load_dit, part_differences, unregistered
 from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS, clean_name
 from cosmos_predict2.nn.blocks import check_attention, choose_attention
 from cosmos_predict2.nn.dit import COUNTERS, DiT

@@ -18,7 +18,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from cosmos_predict2.checkpoints import load_dit, read_card
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.checkpoints.dit_loading import load_dit
 from cosmos_predict2.conditioner import (
     GIVEN_VIEW_KEY,
     IMAGE_KEY,

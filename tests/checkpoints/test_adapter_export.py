@@ -9,8 +9,7 @@ import pytest
 import safetensors
 import torch
 
-from cosmos_predict2.checkpoints import apply_lora
-from cosmos_predict2.checkpoints.adapters import base_fingerprint
+from cosmos_predict2.checkpoints.adapters import apply_lora, base_fingerprint
 from cosmos_predict2.checkpoints.export import Export
 from cosmos_predict2.checkpoints.export_adapters import export_adapter, shortest_targets
 from cosmos_predict2.nn.action_dit import ChunkActionDiT

@@ -12,8 +12,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints import apply_lora, load_dit, merge_lora_state, parse_lora, to_diffusers_name
-from cosmos_predict2.checkpoints.adapters import _our_layer, read_adapter
+from cosmos_predict2.checkpoints.adapters import _our_layer, apply_lora, merge_lora_state, parse_lora, read_adapter
+from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
+from cosmos_predict2.checkpoints.dit_loading import load_dit
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.optim import lora

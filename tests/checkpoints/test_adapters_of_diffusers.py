@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.dit import diffusers_twin
-from cosmos_predict2.checkpoints import apply_lora
+from cosmos_predict2.checkpoints.adapters import apply_lora
 from cosmos_predict2.checkpoints.export import Export
 from cosmos_predict2.checkpoints.export_adapters import export_adapter
 from imaginaire.errors import CheckpointError

@@ -12,7 +12,6 @@ import torch
 import yaml
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.card import (
     KEY,
     PIPELINE_KEY,
@@ -22,6 +21,7 @@ from cosmos_predict2.checkpoints.card import (
     card_tensors,
     card_texts,
     name_of,
+    read_card,
     text_tensor,
 )
 from cosmos_predict2.checkpoints.dit_loading import parse_transform, require_transform, resume_differences

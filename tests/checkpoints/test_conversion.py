@@ -15,9 +15,9 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.adapters import Adapter, read_adapter
 from cosmos_predict2.checkpoints.card import name_of
+from cosmos_predict2.checkpoints.dit_loading import load_dit
 from cosmos_predict2.checkpoints.export import FORMS, Export, export
 from cosmos_predict2.checkpoints.export_adapters import ADAPTER_FORMS, export_adapter
 from cosmos_predict2.checkpoints.networks import open_network

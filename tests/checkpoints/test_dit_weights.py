@@ -13,12 +13,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, read_card, to_diffusers_name
-from cosmos_predict2.checkpoints.dit_loading import check_dit
-from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS, action_network, describe, problem_with
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
+from cosmos_predict2.checkpoints.dit_loading import check_dit, load_dit
+from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS, action_network, describe, open_dit, problem_with
 from cosmos_predict2.checkpoints.download import manifest_of
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.released import describe_missing
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from tests.checkpoints.hub_server import Hub, serve
@@ -233,7 +235,8 @@ def test_a_released_file_that_is_not_there_names_its_download(tmp_path: Path) ->
 
 _FROM_A_HUB = """
 import sys, torch
-from cosmos_predict2.checkpoints import apply_lora, load_dit
+from cosmos_predict2.checkpoints.adapters import apply_lora
+from cosmos_predict2.checkpoints.dit_loading import load_dit
 from tests.checkpoints.nets import assert_same_parameters, parameters_of, random_net
 expected = parameters_of(random_net(seed=1))
 for address in ("org/pipeline", "hf://org/pipeline/transformer", "hf://org/pipeline@some%2Fbranch", "hf://org/files/model.pt"):

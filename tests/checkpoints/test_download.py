@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from cosmos_predict2 import released
-from cosmos_predict2.checkpoints import download, open_dit
+from cosmos_predict2.checkpoints import download
+from cosmos_predict2.checkpoints.dit_weights import open_dit
 from cosmos_predict2.checkpoints.download import DownloadFlags, DownloadPlan, check, make_plan
 from imaginaire.command_line import values_of
 from imaginaire.errors import ConfigError

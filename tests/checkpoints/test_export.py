@@ -12,9 +12,15 @@ import yaml
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import export as exports
-from cosmos_predict2.checkpoints import from_diffusers_name, load_dit, open_dit, read_card, to_diffusers_name
-from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, net_kwargs
-from cosmos_predict2.checkpoints.dit_weights import is_diffusers
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.checkpoints.diffusers_names import (
+    diffusers_config,
+    from_diffusers_name,
+    net_kwargs,
+    to_diffusers_name,
+)
+from cosmos_predict2.checkpoints.dit_loading import load_dit
+from cosmos_predict2.checkpoints.dit_weights import is_diffusers, open_dit
 from cosmos_predict2.checkpoints.download import dit_manifest
 from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.released import NETWORKS, tiny_video2world_path

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.checkpoints import read_card
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.configs.action_conditioned import config as public
 from cosmos_predict2.configs.action_conditioned.defaults.data import ROBOT_SIZES
 from cosmos_predict2.configs.action_conditioned.experiment.recordings import moving_numbers

@@ -14,8 +14,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from cosmos_predict2.actions.transforms import controller, relative_pose
-from cosmos_predict2.checkpoints import read_card
-from cosmos_predict2.checkpoints.card import KNOWN, PIPELINE_KEY, card_of_config, card_tensors, name_of, text_tensor
+from cosmos_predict2.checkpoints.card import (
+    KNOWN,
+    PIPELINE_KEY,
+    card_of_config,
+    card_tensors,
+    name_of,
+    read_card,
+    text_tensor,
+)
 from cosmos_predict2.configs.action_conditioned.networks import (
     choose_action_model,
     get_cosmos_predict2_action_conditioned_pipeline,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.checkpoints import read_card
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import CheckpointError, DataError

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cosmos_predict2.checkpoints import apply_lora, load_dit, wan_names
+from cosmos_predict2.checkpoints import wan_names
+from cosmos_predict2.checkpoints.adapters import apply_lora
+from cosmos_predict2.checkpoints.dit_loading import load_dit
 from cosmos_predict2.conditioner import Condition, image_channels
 from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, draw_timesteps, noise_level
 from cosmos_predict2.diffusion.solvers import flow_sigmas

@@ -15,8 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from cosmos_predict2.checkpoints import read_card
-from cosmos_predict2.checkpoints.card import KEY, register
+from cosmos_predict2.checkpoints.card import KEY, read_card, register
 from cosmos_predict2.checkpoints.dit_loading import part_differences
 from cosmos_predict2.configs.base.config_video2world import choose_model, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.configs.rl.imagination import imagination_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.checkpoints import read_card
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import choose_model, get_cosmos_predict2_video2world_pipeline

@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.actions.transforms import ACTION_SCALE, relative_pose
-from cosmos_predict2.checkpoints import checkpoint_dir
 from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.checkpoints.dit_loading import require_transform
 from cosmos_predict2.checkpoints.dit_weights import action_network
@@ -25,7 +24,7 @@ from cosmos_predict2.configs.base.config_video2world import (
 )
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.recorded_run import apply_card, place_tokenizer, read_and_warn
-from cosmos_predict2.released import get_cosmos_predict2_action_conditioned_checkpoint, tiny_action_path
+from cosmos_predict2.released import checkpoint_dir, get_cosmos_predict2_action_conditioned_checkpoint, tiny_action_path
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.options import ActionModel
 from imaginaire.buildable import target_of

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_predict2.checkpoints import checkpoint_dir
 from cosmos_predict2.checkpoints.adapters import parse_lora
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
 from cosmos_predict2.checkpoints.dit_weights import LATENT_CHANNELS
@@ -28,6 +27,7 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.recorded_run import apply_card, place_tokenizer, read_and_warn
 from cosmos_predict2.released import (
     NETWORKS,
+    checkpoint_dir,
     get_cosmos_predict2_video2world_checkpoint,
     get_cosmos_predict25_checkpoint,
     get_reason1_encoder_dir,

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import controller, relative_pose
-from cosmos_predict2.checkpoints import read_card
+from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.data.video import media

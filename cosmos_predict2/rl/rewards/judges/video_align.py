@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints import merge_lora_state
+from cosmos_predict2.checkpoints.adapters import merge_lora_state
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.judges import qwen_video
 from cosmos_predict2.text import pretrained, qwen_vl
