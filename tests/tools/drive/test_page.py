@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page in a headless Chromium, where one is installed: keys are pressed, and its own figures are read."""
 
+import base64
 import contextlib
 import itertools
 import json
@@ -17,8 +18,12 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from cosmos_predict2.data.video.media import read_image
 from tests.programs import HANG_S, warm_python
 
+# A stick of a gamepad forward, and nothing pressed.
+GAMEPAD = "{axes: [0, -1, 0, 0], buttons: Array.from({length: 16}, () => ({value: 0}))}"
+DRIVEN = "driven_" + 20 * "far_"  # a word that is wider than a phone
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -53,7 +58,7 @@ class Browser:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
-    flags = ("--suite", "toy", "--policy", "tests.tools.drive.test_drive:Pusher", "--out", str(tmp_path / "driven"))
+    flags = ("--suite", "toy", "--policy", "tests.tools.drive.test_drive:Pusher", "--out", str(tmp_path / DRIVEN))
     command = [warm_python(), "-m", "scripts.drive", "--port", "0", "--device", "cpu", *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as page:
@@ -82,6 +87,20 @@ def browser() -> Iterator[Browser]:
         process.stderr.read()
 
 
+def looked_at(browser: Browser, path: Path) -> tuple[int, int]:
+    """The size of a screenshot, in which the imagined picture and the simulator's are drawn in several colours."""
+    path.write_bytes(base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"]))
+    picture = read_image(str(path))
+    for side in range(2):
+        place = browser.value(
+            f"(box => [box.left, box.top, box.right, box.bottom])(document.getElementById('picture{side}')"
+            ".getBoundingClientRect())"
+        )
+        left, top, right, bottom = (max(0, round(bound)) for bound in place)
+        assert len(picture[:, top:bottom, left:right].flatten(1).unique(dim=1)[0]) > 10, (side, place)
+    return picture.shape[2], picture.shape[1]
+
+
 def text(name: str) -> str:
     return f"document.getElementById('{name}').textContent"
 
@@ -108,5 +127,9 @@ def test_a_robot_is_driven_in_a_browser(served: str, browser: Browser, tmp_path:
         browser.key("ArrowDown", True)
         browser.wait(f"!{text('caption0')}.includes('by the policy')")
         browser.key("ArrowDown", False)
+        browser.value(f"navigator.getGamepads = () => [{GAMEPAD}]")
+        browser.wait("document.getElementById('now1').value === 1 && document.getElementById('now0').value === 0")
+        browser.value("navigator.getGamepads = () => []")
         assert browser.value("document.documentElement.scrollWidth") <= width and not browser.faults
-    assert len((tmp_path / "driven/meta/episodes.jsonl").read_text().splitlines()) == 2
+        assert looked_at(browser, tmp_path / f"{width}.png") == (width, height)
+    assert len((tmp_path / DRIVEN / "meta/episodes.jsonl").read_text().splitlines()) == 2
