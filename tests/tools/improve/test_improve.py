@@ -81,7 +81,9 @@ def recorded(num: int) -> Path:
     return Path("datasets/dot")
 
 
-def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path) -> None:
+def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(
+    robot: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     options = Options(data=Path("datasets/dot"), out=robot / "out", suite="gym:dot_robot:Dot-v0")
     fitting = replace(RECORDED, action_dim=2)
     with pytest.raises(ConfigError, match=r"Dot-v0, for actions of 3 numbers, as recorded: .* takes 2\. .*action_keys"):
@@ -94,6 +96,10 @@ def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(robot: Path
     stateful = replace(fitting, sentences=("to the dot",), state_dim=3)
     with pytest.raises(ConfigError, match=r"--state: the recordings have 3 numbers .*, but --suite .* shows 0"):
         ways.require_suite(replace(options, state=True), stateful)
+    for num, text in ((24, ""), (12, "later success is not imagined"), (33, "imagined, and not true. .*max_steps=33")):
+        caplog.clear()
+        ways.require_suite(options, replace(fitting, sentences=("to the dot",), num_actions=num))
+        assert re.search(text, caplog.text) and bool(caplog.messages) == bool(text)
 
 
 class Unregistered(torch.nn.Module):
