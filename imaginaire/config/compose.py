@@ -12,6 +12,7 @@ import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,12 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
         if path.suffix == ".py":
             root: Any = registry.load_config(path)
             registry.prepare_store(root)
-            items = parse(overrides, registry.entries("experiment"))
+            experiments = registry.entries("experiment")
             root = DictConfig(root, flags=dict(OBJECTS))
             OmegaConf.set_struct(root.trainer.grad_scaler_args, False)  # arguments: any name that GradScaler takes
         else:
-            root, items = _load_saved(path, config_path), parse(overrides)
+            root, experiments = _load_saved(path, config_path), []
+        items = [_parsed(text, experiments) for text in overrides]
         choices, cleared, others = _sort_overrides(items, root)
         tree = _merge_groups(root, choices)
     for item in sorted(others, key=Override.is_delete):
@@ -85,16 +87,14 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
     composed: Config = nodes.to_object(tree, keep_nodes=True)
     composed.defaults = []
     nodes.check_sections(composed)
-    freeze(composed)
-    return composed
+    return freeze(composed)
 
 
 def with_job_name(config: Config, name: str) -> Config:
     """The same frozen configuration under another job name, such as the one that rank 0 resolved a time stamp to."""
     if name == config.job.name:
         return config
-    renamed: Config = freeze(attrs.evolve(config, job=attrs.evolve(config.job, name=name)))
-    return renamed
+    return freeze(attrs.evolve(config, job=attrs.evolve(config.job, name=name)))
 
 
 def experiment_names(config_path: str) -> list[str]:
@@ -147,16 +147,12 @@ def unknown_flag(word: str, overrides: Sequence[str] = ()) -> ConfigError:
     return ConfigError(f"unknown flag {word.partition('=')[0]}.{hint}")
 
 
-def parse(overrides: Sequence[str], experiments: Sequence[str] = ()) -> list[Override]:
-    """The items of an override list, renamed where guides use another spelling; ConfigError for what cannot be read.
+def _parsed(text: str, experiments: Sequence[str]) -> Override:
+    """An override, renamed where guides use another spelling; ConfigError for what cannot be read.
 
     ``experiments`` are the names that a word without a key may have been meant as.
     """
     parser = OverridesParser.create()
-    return [_parse_one(parser, text, experiments) for text in overrides]
-
-
-def _parse_one(parser: OverridesParser, text: str, experiments: Sequence[str]) -> Override:
     if "=" not in text and not text.startswith("~"):
         close = difflib.get_close_matches(text, experiments, n=1)
         hint = f" Did you mean experiment={close[0]}?" if close else " Is a shell variable unset?"
@@ -204,7 +200,7 @@ def _sort_overrides(items: Sequence[Override], root: Any) -> tuple[dict[str, Ove
             for name in names:
                 if registry.entry_of(group, str(name)) is None:
                     raise registry.unknown_entry(group, str(name))
-            choices[group] = item
+            choices[group] = replace(item, type=OverrideType.CHANGE)  # where it had a ++
         else:
             others.append(item)
     experiment = str(choices["experiment"].value()) if "experiment" in choices else ""
@@ -230,7 +226,7 @@ def _merge_groups(root: DictConfig, choices: Mapping[str, Override]) -> DictConf
     """The tree of the config file, with the entries that its defaults list, the experiment and the choices name."""
     ConfigStore.instance().store(name=ROOT, node=root)
     try:
-        return _composed([str(item.input_line).lstrip("+") for item in choices.values()])
+        return _composed(list(choices.values()))
     except MissingConfigException as error:  # of the defaults list of a file or of an entry
         group, _, name = str(error.missing_cfg_file).strip("/").rpartition("/")
         raise registry.unknown_entry(group, name) from error
@@ -243,7 +239,7 @@ def _merge_groups(root: DictConfig, choices: Mapping[str, Override]) -> DictConf
         raise ConfigError(f"{place}{why}") from error
 
 
-def _composed(words: list[str]) -> DictConfig:
+def _composed(choices: list[Override]) -> DictConfig:
     """``hydra.compose`` without Hydra's own configuration, which needs twenty more entries, its search for plugins and
     for the file that called it: half of the time went there."""
     version.setbase(None)
@@ -251,8 +247,7 @@ def _composed(words: list[str]) -> DictConfig:
     stored = ConfigRepository(ConfigSearchPathImpl())
     stored.sources = [StructuredConfigSource("schema", "structured://")]
     repository = CachingConfigRepository(stored)
-    overrides = OverridesParser.create().parse_overrides(words)
-    listed = create_defaults_list(repository, ROOT, overrides, prepend_hydra=False, skip_missing=False)
+    listed = create_defaults_list(repository, ROOT, choices, prepend_hydra=False, skip_missing=False)
     tree = ConfigLoaderImpl(ConfigSearchPathImpl())._compose_config_from_defaults_list(listed.defaults, repository)
     OmegaConf.set_struct(tree, True)
     return tree

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from imaginaire.errors import ConfigError
 
 T = TypeVar("T", bound=type)
+Value = TypeVar("Value")
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 NEVER = 999_999_999  # "at no iteration", the customary value of this family of configs
@@ -72,7 +73,7 @@ def no_effect(reason: str) -> dict[str, str]:
 # --- freezing -------------------------------------------------------------------------------------------------------
 
 
-def freeze(value: Any, key: str = "") -> Any:
+def freeze(value: Value, key: str = "") -> Value:
     """The same value with its sections and nodes read-only; ``key`` is its place in the configuration."""
     if isinstance(value, (DictConfig, ListConfig)):
         OmegaConf.set_readonly(value, True)
