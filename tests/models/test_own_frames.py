@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on own frames: which frames a chunk begins with, that runs resume bit by bit, and checks of settings."""
 
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import driving
 from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.evaluation.metrics.imagined_chunks import by_chunk, things_by_chunk
 from cosmos_predict2.models.own_frames import FRAMES_KEY, OwnFramesConfig, OwnFramesModel
@@ -34,9 +36,9 @@ RUN = ["job.project=tests", "job.group=engine", f"job.name={NAME}", "trainer.log
 RUN += ["trainer.run_validation=false", "trainer.callbacks.draw_samples=null", "dataloader_val.dataset.num_episodes=4"]
 
 
-def student(is_causal: bool) -> list[str]:
-    """The overrides that distil the model that ships."""
-    options = f"teacher: {tiny_action_path()}, teacher_steps: 1, causal: {str(is_causal).lower()}"
+def student(is_causal: bool, teacher: str = "") -> list[str]:
+    """The overrides that distil a run, by default the model that ships."""
+    options = f"teacher: {teacher or tiny_action_path()}, teacher_steps: 1, causal: {str(is_causal).lower()}"
     objective = f"{{_target_: cosmos_predict2.world_model.objectives.Student, {options}}}"
     pipe = "model.config.pipe_config"
     return [f"{pipe}.objective={objective}", f"{pipe}.timestamps.nfe=1"]
@@ -250,16 +252,18 @@ def test_latents_short_clips_and_parts_of_a_minibatch_are_refused_with_the_cure(
         next(iter(model.train_batches([{**batch, "video": batch["video"][:3], "action": batch["action"][:3]}])))
 
 
+LONG = ["experiment=tiny_long_horizon", "trainer.max_iter=252", "scheduler.cycle_lengths=[252]"]
+
+
 @pytest.mark.long
 def test_long_episodes_are_imagined_better_than_by_the_weights_that_ship(tmp_path: Path) -> None:
-    run = ["experiment=tiny_long_horizon", "trainer.max_iter=252", "scheduler.cycle_lengths=[252]"]
-    assert train(tmp_path, [*run, *RUN, "checkpoint.save_iter=252"], config=CONFIG) == 0
+    assert train(tmp_path, [*LONG, *RUN, "checkpoint.save_iter=252"], config=CONFIG) == 0
     recordings = toy_recordings("default", controller(4, scale=1.0), num=96, num_actions=96, mix="mixed")
     truth, episodes = recordings.video_B_C_F_H_W, recordings.episodes
     assert episodes is not None
     found = []
     for path in (tiny_action_path(), str(run_dir(tmp_path, NAME))):
-        config = lazy_config.instantiate(compose(CONFIG, run).model["config"]).pipe_config
+        config = lazy_config.instantiate(compose(CONFIG, LONG).model["config"]).pipe_config
         pipe = Video2WorldActionConditionedPipeline.from_config(
             config, path, use_text_encoder=False, device="cpu", load_ema_to_reg=path != tiny_action_path()
         )
@@ -274,3 +278,27 @@ def test_long_episodes_are_imagined_better_than_by_the_weights_that_ship(tmp_pat
     assert max(new["unseen, gripper"]) < 0.25 < max(old["unseen, gripper"])
     assert max(new["unseen, objects"]) < max(old["unseen, objects"])
     assert min(new["fine detail"]) > 0.5
+
+
+@pytest.mark.long
+def test_a_causal_student_keeps_things_seen_by_its_own_frames(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the last quarter of 480 pictures; the twin learns from true frames of the same episodes, as many updates."""
+    assert train(tmp_path, [*LONG, *RUN, "checkpoint.save_iter=252"], config=CONFIG) == 0
+    teacher, seen = str(run_dir(tmp_path, NAME)), dict[str, float]()
+    for name, share in (("causal", 1), ("twin", 0)):
+        run = [*LONG, *student(True, teacher), f"{OWN}.share={share}", f"{OWN}.most_chunks=100", "optimizer.lr=0.01"]
+        run += ["trainer.max_iter=336", "scheduler.cycle_lengths=[336]", "model.config.validation_sigmas=[1e6]"]
+        run += [f"model.config.model_manager_config.dit_path={teacher}"]
+        named = [*RUN, f"job.name={name}", "checkpoint.save_iter=336"]
+        assert train(tmp_path, [*run, *named], config=CONFIG) == 0
+        ways: dict[str, Any] = dict(teacher=teacher, load_ema=True, teacher_steps=1, student="")
+        ways["causal"] = str(run_dir(tmp_path, name))
+        capsys.readouterr()
+        driving.minute(Namespace(**ways, minute=480, actions=12, tables=16))
+        rows = [row.split() for row in capsys.readouterr().out.splitlines()]
+        for way, key in (("teacher,", "teacher"), ("causal,", name)):
+            seen[key] = next(float(row[-5]) for row in rows if row[:1] == [way])
+    print(seen)
+    assert seen["causal"] > seen["teacher"] - 0.12 and seen["causal"] > seen["twin"] + 0.1
