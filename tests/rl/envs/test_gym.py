@@ -158,6 +158,10 @@ def test_a_wrist_camera_is_a_picture_of_the_observation_or_a_camera_of_the_model
         (dict(repeat=0), "repeat=0 is not a whole number"),
         (dict(repeat="x"), "repeat=x is not"),
         (dict(max_steps=0), "max_steps=0 is not"),
+        (
+            dict(max_steps=7, repeat=2),
+            r"but it ends after 12 steps, 6 actions.*max_episode_steps=14 besides",
+        ),
         (dict(image_size="big"), "image_size=big is not"),
         (dict(actions="natve"), "actions=natve: scaled or native. Did you mean native"),
         (dict(speed=3), "cannot be built with .*speed"),
@@ -181,6 +185,7 @@ def test_unknown_and_endless_environments_are_refused_by_name() -> None:
         suites.find("gym:tests.rl.envs.gym_worlds:OurPointVector-v0")
     sized = GymTask("tests.rl.envs.gym_worlds:OurPointEndless-v0", max_steps=5, image_size=[16, 40])
     assert sized.image_size == (16, 40)
+    assert task(max_steps=7, repeat=2, max_episode_steps=14).max_steps == 7
 
 
 def test_a_module_that_is_missing_is_named_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,12 @@ class GymTask:
         steps = self._env.spec.max_episode_steps
         if max_steps is None and steps is None:
             raise ConfigError(f"{self._name} has no longest episode: give max_steps, the actions of an episode.")
-        self.max_steps = max_steps or -(-steps // repeat)
+        longest: Any = max_steps if steps is None else -(-steps // repeat)
+        if max_steps and max_steps > longest:  # the robot would stand still behind the environment's end
+            registered = f"it ends after {steps} steps, {longest} actions, as it is registered"
+            cure = f"Give max_episode_steps={max_steps * repeat} besides"
+            raise ConfigError(f"{self._name}: max_steps={max_steps}, but {registered}. {cure}.")
+        self.max_steps = max_steps or longest
         self._low, self._high = self._bounds(gymnasium, low, high)
         self.action_dim = len(self._low)
         self.sentence = sentence or re.sub(r"-v\d+$", "", self._name.split("/")[-1])
