@@ -7,8 +7,9 @@
 A node is an OmegaConf DictConfig that may hold any object. Targets receive plain lists and dictionaries.
 
 In YAML text targets are dotted names. Other objects are marked mappings: ``_object_: torch.bfloat16`` is the thing of
-that name, and ``_type_: name`` beside the fields of a typed node its class. Interpolations are resolved, tuples become
-lists, paths strings. A name is written only if it finds the same object again; the parser executes nothing.
+that name, ``_partial_: name`` with args and kwargs a functools.partial, ``_call_: torch.device`` a device, and
+``_type_: name`` beside the fields of a typed node its class. Interpolations are resolved, tuples become lists, paths
+strings. A name is written only if it finds the same object again; the parser executes nothing.
 """
 
 import copy
@@ -35,7 +36,7 @@ from imaginaire.errors import ConfigError, UserError
 LazyDict = DictConfig
 PLACEHOLDER = None  # an argument that is given when the call is made
 
-MARKS = ("_object_", "_type_")
+MARKS = ("_object_", "_partial_", "_call_", "_type_")
 MOST_VALUES = 200_000  # with what aliases repeat
 FOLDERS = "_import_from_"  # folders that a saved configuration needs on sys.path to find its targets
 
@@ -281,6 +282,11 @@ def to_data(value: Any, key: str = "", declared: Any = None) -> Any:
         return _mapping_to_data(value, key or (full_key(value) if isinstance(value, DictConfig) else ""))
     if isinstance(value, (ListConfig, list, tuple)):
         return [to_data(item, f"{key}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, functools.partial):
+        args, kwargs = to_data(value.args, f"{key}.args"), to_data(value.keywords, f"{key}.kwargs")
+        return {"_partial_": name_of(value.func, key), "args": args, "kwargs": kwargs}
+    if type(value).__module__ == "torch" and type(value).__name__ == "device":
+        return {"_call_": "torch.device", "args": [str(value)]}
     return {"_object_": name_of(value, key)}
 
 
@@ -312,7 +318,7 @@ def _mapping_to_data(mapping: Mapping[Any, Any], key: str) -> dict[Any, Any]:
         if name in MARKS or name == FOLDERS:
             raise ConfigError(f"{at}: '{name}' is a mark of saved configurations and cannot be a key. Rename it.")
         value = _item(mapping, name)
-        is_target = name == "_target_" and not isinstance(value, (str, Mapping))
+        is_target = name == "_target_" and not isinstance(value, (str, Mapping, functools.partial))
         data[name] = name_of(value, at) if is_target else to_data(value, at)
     return data
 
@@ -328,6 +334,12 @@ def from_data(data: Any, key: str = "", declared: Any = None) -> Any:
         return data
     if "_object_" in data:
         return _located(data, "_object_", key)
+    if "_partial_" in data:
+        args = from_data(data.get("args") or [], f"{key}.args")
+        kwargs = from_data(data.get("kwargs") or {}, f"{key}.kwargs")
+        return functools.partial(_located(data, "_partial_", key), *args, **kwargs)
+    if data.get("_call_") == "torch.device":
+        return locate("torch.device", key)(*data.get("args", ()))
     if "_type_" in data:
         declared = _located(data, "_type_", key)
         if not is_config_class(declared):
