@@ -54,6 +54,12 @@ class Probe:
         """Agreement of what is read from the frames with these actions."""
         return self._score(self.read(frames_B_C_F_H_W), action_B_A_D)
 
+    def by_chunk(self, frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor, chunk: int) -> list[float]:
+        """R2 of the sums of four actions in each chunk; nan where none varies."""
+        read = self.read(frames_B_C_F_H_W)
+        parts = zip(read.split(chunk, dim=1), action_B_A_D.split(chunk, dim=1), strict=True)
+        return [self._score(found, wanted).r2_of_sums for found, wanted in parts]
+
     def _of(self, features_B_A_P: Tensor) -> Tensor:
         return ((features_B_A_P - self.mean_P) / self.scale_P) @ self.weight_P_D + self.bias_D
 

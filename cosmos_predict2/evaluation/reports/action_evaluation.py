@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -211,6 +212,7 @@ def evaluate(
     gap = gap_of(pipe, truth, recordings.action_B_L_D, seed, text_1_S_E, recordings.origins)
     distances = mean_distances(trials)
     unreadable = why_not_read(recordings)
+    read, read_by_chunk = ({}, {}) if unreadable else following(pipe, recordings, imagined)
     left_out = [f"actions read from the frames, as {unreadable}"] if unreadable else []
     if gap is None or distances is None:
         alike = f"the first {chunk} actions of all {len(recordings)} clips are alike: give --data in which they differ"
@@ -225,9 +227,10 @@ def evaluate(
         likeness=_of_views(partial(likeness_by_horizon, with_lpips=with_lpips), imagined, truth, views),
         gap=gap,
         distances=distances,
-        following={} if unreadable else following(pipe, recordings, imagined),
+        following=read,
         by_chunk=_of_views(partial(by_chunk, chunk=chunk), imagined, truth, views)
         | (state_errors(trail["trail"], states, chunk) if trail and states is not None else {})
+        | read_by_chunk
         | ({} if recordings.episodes is None else things_by_chunk(recordings.episodes, imagined, chunk)),
         seams={"true": seam_change(truth, chunk), "imagined": seam_change(imagined, chunk)}
         if recordings.num_actions > chunk
@@ -348,9 +351,9 @@ def mean_distances(trials: ActionTrials) -> Distances | None:
 
 def following(
     pipe: Video2WorldActionConditionedPipeline, recordings: EvaluationClips, imagined_B_C_F_H_W: Tensor
-) -> dict[str, ActionAgreement]:
+) -> tuple[dict[str, ActionAgreement], dict[str, list[float]]]:
     """The agreement with the actions of what a probe reads from true frames, true ones through the tokenizer, and
-    imagined ones.
+    imagined ones; and R2 in each chunk.
 
     It is fitted to true frames of both kinds: of other clips, or where there are none of those of every second
     recording, and scored on the rest.
@@ -362,7 +365,13 @@ def following(
     found = {kind: probe.score(video, action[scored]) for kind, video in frames.items()}
     origins = [recordings.origins[i] for i in scored] if recordings.origins else ()
     other, _ = controllability.partners(action[scored], origins)
-    return found | {EXCHANGED: probe.score(frames[IMAGINED], action[scored][other])}
+    found[EXCHANGED] = probe.score(frames[IMAGINED], action[scored][other])
+    by_chunk = {
+        f"actions read, {kind} (R2)": probe.by_chunk(video, action[scored], pipe.config.chunk_size)
+        for kind, video in frames.items()
+        if kind != TRUE
+    }
+    return found, {name: values for name, values in by_chunk.items() if all(map(isfinite, values))}
 
 
 def why_not_read(recordings: EvaluationClips) -> str:

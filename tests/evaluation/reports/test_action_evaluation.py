@@ -104,6 +104,8 @@ def test_the_truth_is_near_itself_obedient_and_lasting(of_the_truth: tuple[Repor
     assert reading["imagined"] == reading["true frames"] and reading["imagined"].r2 > 0.85
     assert reading["through the tokenizer"].r2_of_sums > 0.8
     assert reading["through the tokenizer"] != reading["true frames"], "the upper control is what a model can show"
+    by_chunk = [report.by_chunk[f"actions read, {kind} (R2)"] for kind in ("imagined", "through the tokenizer")]
+    assert [len(values) for values in by_chunk] == [2, 2] and min(by_chunk[0]) > 0.8
     assert report.distances is not None and report.distances.actions > 1 and report.distances.seeds == 0
     assert report.gap is not None and report.gap.mean == pytest.approx(1.0)  # of a network that has not learnt them
     assert len(tried.which) == 4 and tried.videos[0].shape[:2] == (3, 2)
@@ -122,7 +124,7 @@ def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(
     for by_kind in report.likeness.values():
         assert by_kind["imagined"] == by_kind["first frame repeated"]
     assert report.likeness["PSNR (dB)"]["imagined"][-1] < 25
-    assert report.following["imagined"].r2 < 0.1
+    assert report.following["imagined"].r2 < 0.1 and max(report.by_chunk["actions read, imagined (R2)"]) < 0.2
     assert report.distances is not None and report.distances.actions == 0
     text = report.as_text()
     assert text.startswith("ignores its actions: ")
