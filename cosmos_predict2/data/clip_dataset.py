@@ -1,18 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clips of recordings as training samples: the contract of a source of recordings, and the data set that reads one.
-
-class Mine(Source):
-    def __init__(self, folder: str) -> None:
-        self.paths = sorted(Path(folder).glob("*.mp4"))
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def open(self, i: int, camera: int = 0) -> AbstractContextManager[Clip]:
-        return open_clip(self.paths[i])
-
-dataset=L(ClipDataset)(source=L(Mine)(folder="..."), num_frames=93, video_size=[432, 768], sampling="random")
-"""
+"""Clips of recordings as training samples: the contract of a source of recordings, and the data set that reads one."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

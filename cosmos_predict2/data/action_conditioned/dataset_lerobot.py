@@ -105,15 +105,8 @@ class LeRobotActionDataset(ClipDataset):
     each number. By default it is "last" or "sum" as modality.json has "absolute" for each number, else it is required.
     ``frame_rate`` gives the stride by frames per second.
 
-    ``skip_idle`` leaves out windows that begin where nothing moves, by the rule of the embodiment, or by {columns:
-    [...], below: ..., ...} with the values of `IdleRule`. ``outcome`` takes only episodes that ``success_column``
-    records as "success", or as "failure"; one without a record is neither.
-
     ``split_file`` of scripts.split_recordings holds episodes out in place of ``val_fraction`` and of the data set's own
     splits: train, val, which is its part calibrate, and test.
-
-    Of several cameras, ``missing_cameras`` "mask" takes episodes that lack some of them, too: what was not filmed is
-    black, and no error there counts (``shown`` of a sample, 1 for each view). Held-out parts have whole episodes.
 
     ``state`` names columns of the robot's state, or parts of them by modality.json, with + between several: samples
     have it at each frame, for a world model that predicts it.

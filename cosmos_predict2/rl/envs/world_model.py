@@ -88,16 +88,14 @@ class WorldModelEnv(EnvDefaults):
     Actions are clipped to [-1, 1] with ``clip_actions``, or "recorded" to the range of the recordings that ``starts``
     are of. ``chunk`` of them are imagined at once, by default as many as the weights were trained for. A shorter chunk
     of a policy is filled up: with its last action again ("hold"), as a place or a motion that recordings have, or with
-    zeros. ``text`` is "none" or the task's sentence. Ends are handed over as uint8, or as decoded floats ("float");
-    with starts of five pictures the last five, with ``keep_first`` the episode's first picture and the last four. Of
-    several views of the world model (`data.views`) policies see the first as full_image and the others as wrist_image,
-    and the reward sees the whole pictures.
+    zeros. With starts of five pictures the last five are handed over, with ``keep_first`` the episode's first picture
+    and the last four. Of several views of the world model (`data.views`) policies see the first as full_image and the
+    others as wrist_image, and the reward sees the whole pictures.
     ``batch_size`` are imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going
-    on from its own end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move
-    everything to the host. Policies see the robot's state where the world model predicts it and the starts have it;
-    else ``state_size`` zeros stand for it. info also has ``value`` [E] of the last judged picture, ``values`` [E, A] of
-    all, and ``disagrees`` [E]. With ``keep_frames`` it has ``frames`` [E, A, H, W, 3]; actions that were not executed
-    repeat the last picture.
+    on from its own end; the policy sees the first. Policies see the robot's state where the world model predicts it and
+    the starts have it; else ``state_size`` zeros stand for it. info also has ``value`` [E] of the last judged picture,
+    ``values`` [E, A] of all, and ``disagrees`` [E]. With ``keep_frames`` it has ``frames`` [E, A, H, W, 3]; actions
+    that were not executed repeat the last picture.
     """
 
     def __init__(

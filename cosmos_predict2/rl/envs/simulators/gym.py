@@ -31,14 +31,10 @@ class GymTask:
     """One environment of gymnasium, see `TaskEnv`; a trial is the seed of its reset.
 
     Actions in [-1, 1] are scaled to the bounds of its action space (``low`` and ``high`` where it has none); with
-    ``actions`` "native" they are in its own unit, within the same bounds. Each is held for ``repeat`` of its steps.
-    An episode has ``max_steps`` actions; null: the registered number of steps, divided by ``repeat``. ``success`` is
-    an entry of info, "terminated", "reward>=NUMBER" or "return>=NUMBER" (the sum of rewards); "auto" takes the entry
-    success or is_success. Pictures are rendered, or taken from the observation
-    where nothing is rendered, and averaged down to ``image_size``, a height, or height and width. ``state`` names
-    entries of the observation that a policy reads ("observation": all of one that is an array); none by default,
-    because a world model imagines pictures alone. ``wrist`` names further views: pictures of the observation, or
-    cameras of a MuJoCo model. ``settings`` go to the environment's constructor.
+    ``actions`` "native" they are in its own unit, within the same bounds. ``success`` "return>=NUMBER" is of the sum of
+    rewards; "auto" takes the entry success or is_success. Pictures are rendered, or taken from the observation where
+    nothing is rendered. ``state`` "observation" is all of one that is an array; none by default, because a world model
+    imagines pictures alone. ``settings`` go to the environment's constructor.
     """
 
     num_tasks, num_trials = 1, 2**31 - 1
