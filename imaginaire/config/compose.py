@@ -35,8 +35,8 @@ from imaginaire.buildable import describe, takes, target_of
 from imaginaire.config import nodes, registry
 from imaginaire.config.lazy_config import load_yaml
 from imaginaire.config.nodes import OBJECTS, join, typed_class
-from imaginaire.config.registry import LAZY_MEMBERS, RENAMED, import_all_modules_from_package, register_experiment
-from imaginaire.config.schema import Config, freeze
+from imaginaire.config.registry import RENAMED, import_all_modules_from_package, register_experiment
+from imaginaire.config.schema import LAZY_MEMBERS, Config, freeze
 from imaginaire.errors import ConfigError, near
 from imaginaire.renamed import KEYS
 
@@ -83,7 +83,7 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
     _copy_context_parallel_size(tree)
     nodes.check_present(tree)
     nodes.resolve(tree)
-    nodes.check_values(tree, LAZY_MEMBERS)
+    nodes.check_values(tree)
     composed: Config = nodes.to_object(tree, keep_nodes=True)
     composed.defaults = []
     nodes.check_sections(composed)

@@ -15,7 +15,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -23,7 +23,7 @@ from omegaconf import Container, DictConfig, ListConfig, OmegaConf, open_dict, r
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
 from imaginaire.buildable import describe, signature, takes, target_of
-from imaginaire.config.schema import NEVER, Config
+from imaginaire.config.schema import LAZY_MEMBERS, NEVER, Config
 from imaginaire.errors import ConfigError, near
 from imaginaire.renamed import KEYS
 
@@ -231,10 +231,10 @@ _LEAST |= {"num_workers": 0, "batch_size": 1, "prefetch_factor": 1}
 _OURS = ("imaginaire", "cosmos_predict2", "torch")
 
 
-def check_values(tree: DictConfig, members: Sequence[str]) -> None:
+def check_values(tree: DictConfig) -> None:
     """Lazy members and callbacks have a target and each lazy node takes its arguments, numbers are in their range,
     typed nodes are valid. A class from elsewhere may mean something by -1 or nan, but not as an optimizer."""
-    _check_built(tree, members)
+    _check_built(tree)
     foreign: list[str] = []
     not_taken: list[str] = []
     for key, node in everything(tree):
@@ -258,12 +258,12 @@ def check_values(tree: DictConfig, members: Sequence[str]) -> None:
         raise ConfigError("\n".join(not_taken))
 
 
-def _check_built(tree: DictConfig, members: Sequence[str]) -> None:
+def _check_built(tree: DictConfig) -> None:
     """Lazy members and callbacks are null or have a target."""
     callbacks = tree.trainer.callbacks
     if not (callbacks is None or isinstance(callbacks, DictConfig)):
         raise ConfigError(f"trainer.callbacks={callbacks!r}, but it is a section: set trainer.callbacks.NAME.")
-    built = {name: tree[name] for name in members}
+    built = {name: tree[name] for name in LAZY_MEMBERS}
     built |= {f"trainer.callbacks.{name!s}": node for name, node in (callbacks or {}).items()}
     for key, node in built.items():
         is_plain = isinstance(node, (DictConfig, ListConfig, str, int, float))  # else an object that is built already

@@ -27,13 +27,12 @@ from omegaconf import Container, DictConfig, OmegaConf, read_write
 from imaginaire.buildable import describe
 from imaginaire.config.lazy_config import add_import_folder
 from imaginaire.config.nodes import OBJECTS, everything, is_empty, move_keys, raw
-from imaginaire.config.schema import Config
+from imaginaire.config.schema import LAZY_MEMBERS, Config
 from imaginaire.errors import ConfigError, UserError, near, optional_module
 
 log = logging.getLogger(__name__)
 
 RENAMED = {"data_train": "dataloader_train", "data_val": "dataloader_val"}  # both spellings are in guides
-LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
 
 # top-level packages of the optional extras, for the cure in a message
 EXTRAS = {"megatron": "compat", "transformer_engine": "te", "flash_attn": "flash", "apex": "gpu"}

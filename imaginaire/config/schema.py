@@ -21,6 +21,7 @@ T = TypeVar("T", bound=type)
 Value = TypeVar("Value")
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
+LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")  # of Config
 NEVER = 999_999_999  # "at no iteration", the customary value of this family of configs
 
 

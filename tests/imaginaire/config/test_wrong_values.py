@@ -16,7 +16,7 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.world_model.config import EMAConfig, FlowConfig, SolverConfig, Video2WorldPipelineConfig
 from imaginaire.config import nodes as config_nodes
-from imaginaire.config.schema import TrainerConfig
+from imaginaire.config.schema import LAZY_MEMBERS, TrainerConfig
 from imaginaire.errors import ConfigError
 from imaginaire.training.trainer import ImaginaireTrainer
 from scripts import train
@@ -74,17 +74,16 @@ NUMBERS: dict[str, list[Any]] = {  # of what is built, under names that mean the
 
 def checked(target: str, **values: Any) -> None:
     """Check a tree whose lazy members are made by ``target``; ``values`` are by key, with ``__`` for a dot."""
-    tree = OmegaConf.create({name: {} for name in (*MEMBERS, "trainer")} | {"trainer": {"callbacks": {}}})
+    tree = OmegaConf.create({name: {} for name in (*LAZY_MEMBERS, "trainer")} | {"trainer": {"callbacks": {}}})
     for key, value in values.items():
         key = key.replace("__", ".")
         OmegaConf.update(tree, f"{key.rpartition('.')[0]}._target_", target)
         OmegaConf.update(tree, key, value)
-    for name in MEMBERS:
+    for name in LAZY_MEMBERS:
         OmegaConf.update(tree, f"{name}._target_", tree[name].get("_target_", target))
-    config_nodes.check_values(tree, MEMBERS)
+    config_nodes.check_values(tree)
 
 
-MEMBERS = ("model", "optimizer", "dataloader_train", "dataloader_val")
 OURS, FOREIGN = "torch.nn.Identity", "collections.UserDict"  # both take any argument
 
 
