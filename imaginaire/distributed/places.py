@@ -179,12 +179,7 @@ class Board:
             self.lost_since = time.monotonic()
 
 
-_board: Board | None = None
-
-
-def board() -> Board | None:
-    """The board of this process's group; None for a single process and where the store cannot be shared."""
-    return _board
+_board: Board | None = None  # of this process's group; none for a single process or where no store can be shared
 
 
 def open_board() -> None:
@@ -299,7 +294,7 @@ class Watchdog:
     def __init__(self, timeout_s: float, run_dir: str) -> None:
         self._timeout_s = timeout_s
         self._folder = None if "://" in run_dir else os.path.join(run_dir, "hang")
-        self._board = board()
+        self._board = _board
         self._report_s = 0.9 * distributed.timeout_s() if self._board is not None else math.inf
         self._is_limited = timeout_s < min(threading.TIMEOUT_MAX, 10**8)
         self._limit_s = math.inf  # of what is done now

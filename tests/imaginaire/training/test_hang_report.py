@@ -90,7 +90,7 @@ def test_without_the_store_a_rank_reports_alone(
 
 def test_ranks_meet_in_the_store_without_a_collective(two_ranks: list[Any]) -> None:
     other = places.Board(dist.TCPStore("127.0.0.1", two_ranks[0].port, None, False), rank=0, world_size=2)
-    mine = places.board()
+    mine = places._board
     assert mine is not None
     assert mine.exchange("first", "here", timeout_s=0) is None
     assert other.exchange("first", "there", timeout_s=60) == ["there", "here"]
@@ -100,7 +100,7 @@ def test_ranks_meet_in_the_store_without_a_collective(two_ranks: list[Any]) -> N
 
 def test_alarms_that_ranks_raise_at_one_moment_are_one(two_ranks: list[Any]) -> None:
     other = places.Board(dist.TCPStore("127.0.0.1", two_ranks[0].port, None, False), rank=0, world_size=2)
-    mine = places.board()
+    mine = places._board
     assert mine is not None
     alarm = places.Alarm("rank 1: no progress", 100.0)
     mine.answer(alarm)
