@@ -181,10 +181,10 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
     rows = list(range(len(found.starts)))[:: args.draws][: args.videos]  # the first episode of each start
     num, part = len(rows), found.starts.part(slice(0, rows[-1] + 1, args.draws))
     actions = found.played.actions_M_E_A_D[:, rows]
-    films = [film(env, part, actions, args.execute)[0]]
+    films = [film(env, part, actions, args.execute)]
     if imagination is not None:
         imagined = _imagined_env(args, imagination, num, env)
-        films.append(split(film(imagined, part, actions, args.execute)[0], len(imagination.views))[0])
+        films.append(split(film(imagined, part, actions, args.execute), len(imagination.views))[0])
     names = []
     for i in range(num):
         task = args.tasks[part.task_ids[i] % len(args.tasks)]

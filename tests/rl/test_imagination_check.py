@@ -336,7 +336,7 @@ def test_replays_are_what_a_policy_learns_from(tiny_imagination: Imagination) ->
     starts = held_out_starts(3, 1, seed=0)
     actions = torch.rand(2, 3, 12, 4, generator=torch.Generator().manual_seed(0)) * 3 - 1.5  # not clipped
     env = WorldModelEnv(tiny_imagination, ToyStarts(), ToyDetectorReward(), 2, 24, clip_actions=False)
-    expected, _ = film(env, starts, actions)
+    expected = film(env, starts, actions)
     first = ToyStarts().starts(starts.task_ids, starts.trial_ids).pictures_E_F_H_W_C[:, 0]
     whole = actions.transpose(0, 1).flatten(1, 2)
     video = replayed(tiny_imagination, first, whole, seeds=starts.seeds, batch_size=2)

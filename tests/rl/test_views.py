@@ -66,7 +66,7 @@ def test_policies_see_the_rows_of_each_view_and_the_reward_all(world: Imaginatio
     assert env.reward.shown[-1].shape[2:] == (2 * SIDE, SIDE, 3)
     actions = chunk.clamp(-1, 1)
     assert torch.equal(replayed(world, pictures[:3], actions, seeds=range(3))[:, -1], last)
-    shown, _ = film(env, held_out_starts(3, 1, 0), torch.rand(2, 3, 12, 4))
+    shown = film(env, held_out_starts(3, 1, 0), torch.rand(2, 3, 12, 4))
     assert shown.shape == (3, 3, 25, 2 * SIDE, SIDE)
     check_environment(environment(world, GivenStarts(pictures, ["go"] * 12)), picture_levels=1)
 

@@ -477,7 +477,7 @@ def test_films_are_of_the_greedy_policy_and_of_the_same_actions_in_both_worlds(m
         callback.on_validation_end(one)
     assert calls == ["greedy", "greedy", [True, True]]
     named = {id(one.env): torch.zeros(2), id(one.true_env): torch.ones(2)}
-    monkeypatch.setattr(draw_episodes, "film", lambda env, *_: (named[id(env)], None))
+    monkeypatch.setattr(draw_episodes, "film", lambda env, *_: named[id(env)])
     monkeypatch.setattr(
         callback, "_write", lambda rows, iteration: calls.append([tuple(map(float, row)) for row in rows])
     )

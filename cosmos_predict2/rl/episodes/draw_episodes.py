@@ -60,7 +60,7 @@ class DrawEpisodes(Callback):
             rollout = LocalRollout(model.policy, model.env, model.rl.execute, keep_record=False)
             actions = rollout.collect(self._starts, "greedy").actions_M_E_A_D
             both = (model.env, self.true_env)
-            films = [film(env, self._starts, actions, model.rl.execute)[0] for env in both]
+            films = [film(env, self._starts, actions, model.rl.execute) for env in both]
         model.env.offload()  # the policy may be trained next
         if self.true_env is not model.true_env:
             release(self.true_env)

@@ -190,12 +190,12 @@ def played_along(imagined: Trajectories, starts: Starts, true_env: VecEnv, execu
 
 
 @torch.no_grad()
-def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> tuple[Tensor, Tensor]:
-    """The pictures of these actions, uint8 [E, 3, F, H, W], the first one included, and the rewards [E, F - 1].
+def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> Tensor:
+    """The pictures of these actions, uint8 [E, 3, F, H, W], the first one included.
 
     As many episodes as ``env`` has places are played together.
     """
-    before, films, rewards = completed(env, EnvDefaults).keep_frames, [], []
+    before, films = completed(env, EnvDefaults).keep_frames, []
     if before is None:
         frames_of({}, env)  # raises
     env.keep_frames = True  # training does without
@@ -205,7 +205,6 @@ def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | No
             first = whole_pictures(observation, len(env.views)).cpu()
             film_E_F_H_W_C = torch.cat([first[:, None], *pictures], dim=1)
             films.append(film_E_F_H_W_C.permute(0, 4, 1, 2, 3))
-            rewards.append(torch.cat([reward_E_A[:, :execute] for reward_E_A, _ in steps], dim=1))
     finally:
         env.keep_frames = before
-    return torch.cat(films), torch.cat(rewards)
+    return torch.cat(films)

@@ -161,7 +161,7 @@ def test_a_policy_is_evaluated_by_the_name_of_the_suite(og: Any) -> None:
     env, starts = place.env(2, policy), held_out_starts(4, 2, seed=0, in_blocks=True)
     found = evaluate(policy, env, starts, names)
     assert [(rate.successes, rate.episodes) for rate in found.tasks.values()] == [(0, 2), (2, 2)]
-    pictures, _ = film(env, starts, found.played.actions_M_E_A_D)
+    pictures = film(env, starts, found.played.actions_M_E_A_D)
     assert pictures.shape == (4, 3, 1 + 9, 8, 8)
     assert suites.find("b1k").tasks == list(fake.TASKS)
     policy.action_dim = 7
