@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A world model to imagine with, from its weights alone, or to refine, as its run trained it; environments and
-policies name them in their configuration."""
+"""A world model to imagine with, from its weights alone, or to refine, as its run trained it; environments name them in
+their configuration."""
 
 from functools import partial
 from typing import Any
@@ -12,10 +12,6 @@ from cosmos_predict2.configs.action_conditioned.networks import choose_action_mo
 from cosmos_predict2.data.video.clips import Fit, stretch
 from cosmos_predict2.pipelines.recorded_run import composed_run
 from cosmos_predict2.released import tiny_action_path
-from cosmos_predict2.rl.imagined.check import read_reward
-from cosmos_predict2.rl.imagined.look_ahead import MARGIN, LookAhead
-from cosmos_predict2.rl.policies.files import find_policy
-from cosmos_predict2.rl.policies.remote.policy import is_remote
 from cosmos_predict2.world_model.assembly import device_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
@@ -63,32 +59,6 @@ def fit_of(dit_path: str) -> Fit | None:
     do; None where the weights record no size."""
     size = read_card(dit_path).video_size
     return None if size is None else partial(stretch, size=size)
-
-
-def look_ahead_of(
-    policy: str,
-    world_model: str,
-    reward: str,
-    candidates: int = 8,
-    chunks: int = 1,
-    execute: int | None = None,
-    device: str | None = None,
-    margin: float = MARGIN,
-) -> LookAhead:
-    """A policy, by its file or run, that looks ahead in a world model, on ``device``, and by a reward of yours.
-
-    Programs take it as --policy cosmos_predict2.configs.rl.imagination:look_ahead_of --options policy=PATH
-    world_model=PATH reward=PATH.
-    """
-    if is_remote(policy):
-        cure = "look ahead where it is served, by --policy and --options of scripts.serve_policy"
-        raise ConfigError(f"policy={policy}: a server gives no draws to choose among: {cure}.")
-    player, card = find_policy(policy)
-    imagination = imagination_of(world_model, device=device)
-    if (dim := imagination.transform.dim) != player.action_dim:
-        raise ConfigError(f"{world_model}: its actions have {dim} numbers, those of {policy} {player.action_dim}.")
-    execute = card.about.get("execute") if execute is None else execute
-    return LookAhead(player, imagination, read_reward(reward), candidates, chunks, execute, fit_of(world_model), margin)
 
 
 def world_model_of(dit_path: str) -> Any:
