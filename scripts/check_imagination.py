@@ -36,6 +36,7 @@ add("--split", default="", metavar="FILE", help="of scripts.split_recordings (de
 add("--world_model", required=True, metavar="W", help="a run or weights")
 add("--reward", required=True, metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
 add("--policy", nargs="+", default=[], metavar="P", help="files, folders or runs of policies that are to learn")
+add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policies, as model.config.policy has them")
 add("--played", default="", metavar="FOLDER", help="recordings of the policy's own true episodes, 20 or more")
 add("--suite", default="", metavar="E", help="where it is true: gym:ID, or yours, MODULE:CLASS")
 add("--out", required=True, type=command_line.local_output, metavar="CARD", help="the card, a JSON file")
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     alone = ActionsAlone.of(source, split.train, ends) if args.suite or args.played else None
     by_policy: dict[str, dict[str, Any]] = {}
     for name, path in policies.items():
-        found, policy_card = read_policy(path)
+        found, policy_card = read_policy(path, options=command_line.key_values(args.options, "--options"))
         policy = found.to(imagination.world.device)
         of_successes = figures["values_of_successes"]
         one = check.policy_figures(policy, imagination, reward, episodes, learnt, seed, of_successes)

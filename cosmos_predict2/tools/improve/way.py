@@ -35,6 +35,8 @@ RANKING = "ranking.json"
 REINFORCED = "posttraining/reinforcement_learning/policy"
 # A policy also learns by large steps where it can be tried, without a watch: behind a good imagination it gains more.
 LARGE, LARGE_STEPS = "_large", {"optimizer.lr": 3e-4, "trainer.max_iter": 160, WATCH: "null"}
+# Attempts of a kind whose draws are too wide for a clone of few recordings: few succeed where what it plays does.
+DRAWS: Mapping[str, Mapping[str, float]] = {"openvla_oft": {"temperature": 0.3}}
 CARD, CLONED = "card.json", "posttraining/cloning"
 WORLD_MODEL = "posttraining/video2world/world_model"
 
@@ -343,6 +345,8 @@ class _Way:
         words += _flags(world_model=phase.world_model, reward=phase.reward, policy=phase.policy)
         words += (*self.imports, *self.suite, *self.camera, *self.seed)
         words += _flags(success_column=self.options.success_column, out=phase.card)
+        draws = DRAWS.get(self.chosen.policy, {})
+        words += ("--options", *(f"{name}={value:g}" for name, value in draws.items())) if draws else ()
         reads = (phase.data, phase.split, phase.world_model / "checkpoints", phase.reward, phase.policy)
         how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
         return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, (*reads, *self.modules), (phase.card,), **how)
@@ -359,6 +363,7 @@ class _Way:
             "model.config.env.starts.size": self.size,
             "model.config.env.reward.path": phase.reward / REWARD,
             **_policy(self.chosen.policy, phase.policy, self.recorded.action_dim),
+            **{f"model.config.policy.{name}": value for name, value in DRAWS.get(self.chosen.policy, {}).items()},
             "model.config.card": phase.card,
             **(LARGE_STEPS if is_large else watch),
             "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",
