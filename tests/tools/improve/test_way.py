@@ -44,6 +44,8 @@ def test_the_gate_sees_the_draws_that_a_policy_learns_by(kind: str, is_narrow: b
         assert ("--options" in steps[name]) == is_narrow, name
     for name in ("learning", "learning_large", "learning_2", "learning_large_2"):
         assert ("model.config.policy.temperature=0.3" in steps[name]) == is_narrow, name
+        is_watched = any(word.endswith(".limits.approx_kl.most=0.2") for word in steps[name])
+        assert is_watched == (is_narrow and "large" not in name), name
 
 
 @pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05"), (OWN,)])
