@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
     from cosmos_predict2.rl.imagined.verdict import judge, require_known, table
     from cosmos_predict2.rl.policies.files import read_policy
-    from cosmos_predict2.rl.trust import Card, digest, write_card
+    from cosmos_predict2.rl.trust import Card, counting, digest, write_card
     from cosmos_predict2.world_model.assembly import device_of, part_digest
 
     require_known(args.allow)
@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     split = split_of(args.split, source) if args.split else make_split(args.data, success_column=args.success_column)
     names = ["policy"] if len(args.policy) == 1 else [f"policy/{i + 1}" for i in range(len(args.policy))]
     policies = dict(zip(names, args.policy, strict=True))
-    inputs = {name: digest(place) for name, place in {"reward": args.reward, **policies}.items()}
+    options = command_line.key_values(args.options, "--options")
+    inputs = {name: digest(path, **counting("policy", options)) for name, path in policies.items()}
+    inputs["reward"] = digest(args.reward)
     inputs["world_model"] = digest(args.world_model, load_ema=args.load_ema)
     imagination = imagination_of(args.world_model, load_ema=args.load_ema, device=device)
     inputs |= {"tokenizer": part_digest(imagination.world.tokenizer)[:16], "split": split.digest[:16]}
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     alone = ActionsAlone.of(source, split.train, ends) if args.suite or args.played else None
     by_policy: dict[str, dict[str, Any]] = {}
     for name, path in policies.items():
-        found, policy_card = read_policy(path, options=command_line.key_values(args.options, "--options"))
+        found, policy_card = read_policy(path, options=options)
         policy = found.to(imagination.world.device)
         of_successes = figures["values_of_successes"]
         one = check.policy_figures(policy, imagination, reward, episodes, learnt, seed, of_successes)

@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
     log.info("%s: %d windows", demonstrations.source, len(windows))
     with tempfile.TemporaryDirectory() as beginning:  # nothing is at --out before it is trained
         start = cloning.Beginning(windows, Path(beginning), args.seed, args.chunk, args.knots)
-        policy = cloning.begin(args.policy, start, own_arguments, where, args.noise)
+        policy = cloning.begin(args.policy, start, own_arguments, where, noise=args.noise)
         policy.to(device)
         options = dict(steps=args.steps, lr=args.lr, batch_size=args.batch_size)
         losses = cloning.clone(policy, windows, **options, seed=args.seed)

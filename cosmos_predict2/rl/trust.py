@@ -39,7 +39,10 @@ UNCHECKED = "unchecked imagination"  # beside each success that is shown without
 LEAST_CONTRAST = 0.2  # two standard errors of a difference between shares of 45 recordings each
 LEARNT_IN = "learnt_in"  # in runs.jsonl of a policy's run: digests of the world model and the reward
 BUILDERS = ("imagination_of", "world_model_of")  # of a world model by the path of its weights
-WORLD_MODEL_OPTIONS = ("action_transform", "chunk_size", "tokenizer_path", "load_ema")  # arguments that count
+OPTIONS = {  # arguments that count beside the weights
+    "world_model": ("action_transform", "chunk_size", "tokenizer_path", "load_ema"),
+    "policy": ("temperature", "noise_level", "correlation"),  # by which attempts differ from what is played
+}
 
 # Files that decide how a folder's weights are used; not figures, pages and logs that lie beside.
 _KINDS = "config|card|statist|stats|token|vocab|merges|processor|index"
@@ -123,7 +126,7 @@ def _problems(card: Card, inputs: Mapping[str, str], where: str) -> Iterator[str
             yield f"{where} has no {name.replace('_', ' ')}: it was made without one"
         elif found not in known.values():
             place, digests = " or ".join(card.places.get(other, other) for other in known), " or ".join(known.values())
-            made_for = f"{where} was made for another {name.replace('_', ' ')}"
+            made_for = f"{where} was made for another {name.replace('_', ' ')}, or for other settings of it"
             yield f"{made_for}: digest {digests} ({place}), but this run's is {found}"
     if card.verdict == "no":
         yield f'{where} has the verdict "no": {"; ".join(card.reasons)}. Next: {card.next_step}'
@@ -164,9 +167,11 @@ def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
     """Digests and places of what a ``model.config`` of a policy learns in, by their names in a card; ({}, {}) where no
     world model imagines. A server computes those of its own."""
     if address := address_of(config.env):
-        facts, policy = facts_of(address), _place_of(config.policy)
-        found = {**facts["inputs"], **({"policy": digest(policy)} if policy else {})}
-        return found, {**facts["places"], **({"policy": policy} if policy else {})}
+        facts, place = facts_of(address), _place_of(config.policy)
+        if not place:
+            return dict(facts["inputs"]), dict(facts["places"])
+        of_policy = digest(place, **counting("policy", config.policy))
+        return {**facts["inputs"], "policy": of_policy}, {**facts["places"], "policy": place}
     node, held = config.env.get("imagination"), config.world_model
     if node is None and held is None:
         return {}, {}
@@ -178,13 +183,16 @@ def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
     else:
         path = _by_name(named)
     places = {"world_model": str(path)}
-    given = node if isinstance(node, Mapping) else {}
-    options = {name: value for name, value in given.items() if name in WORLD_MODEL_OPTIONS}
+    given: dict[str, Any] = dict(world_model=node, policy=config.policy)
     for name, part in (("reward", config.env.get("reward")), ("policy", config.policy)):
         if place := _place_of(part):
             places[name] = place
-    found = {name: digest(place, **(options if name == "world_model" else {})) for name, place in places.items()}
-    return found, places
+    return {name: digest(place, **counting(name, given.get(name))) for name, place in places.items()}, places
+
+
+def counting(name: str, arguments: Any) -> dict[str, Any]:
+    """Those of a part's arguments that decide how its weights are used."""
+    return {key: arguments[key] for key in OPTIONS.get(name, ()) if isinstance(arguments, Mapping) and key in arguments}
 
 
 def _place_of(part: Any) -> str:

@@ -29,9 +29,8 @@ WORLD = "train the world model longer, or on more recordings"
 PLAY = "record 20 or more true episodes of this policy (--played; scripts.collect), and train on them, too"
 CLONE = "clone a better policy: more or better demonstrations, or longer training"
 EXPLORE = (
-    "learn with smaller draws, so that attempts are nearer to what it plays (--options temperature=0.3 here, and then"
-    " the same model.config.policy.temperature; or a clone with a smaller model.config.noise), and keep the clone"
-    " unless true episodes show a gain"
+    "learn with smaller draws, so that attempts are nearer to what it plays (a clone with a smaller"
+    " model.config.temperature or model.config.noise), and keep the clone unless true episodes show a gain"
 )
 WITHIN = "within_starts"
 UNSEEN = (

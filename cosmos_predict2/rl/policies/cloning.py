@@ -192,15 +192,15 @@ def begin(
     start: Beginning,
     arguments: Mapping[str, Any],
     where: str,
-    noise: float | None = None,
-    correlation: float | None = None,
+    **draws: float | None,
 ) -> Any:
-    """A `Cloneable` policy, with weights of a base or drawn ones; ``where`` comes before a wrong argument."""
+    """A `Cloneable` policy, with weights of a base or drawn ones; ``where`` comes before a wrong argument. Of
+    ``draws``, how an attempt differs from what is played, it is given those that it takes."""
     cls, windows = cloneable(policy), start.windows
     sizes = dict(action_dim=windows.actions_B_A_D.shape[2], chunk=start.chunk, num_knots=start.num_knots)
     with random.preserved():
         torch.manual_seed(random.derive_seed(start.seed, 0, "policy"))
-        offered: dict[str, Any] = dict(start=start, noise=noise, correlation=correlation, **sizes)
+        offered: dict[str, Any] = dict(start=start, **draws, **sizes)
         begun: Any = completed(made(getattr(cls, "to_clone", cls), arguments, where, **offered), PolicyDefaults)
     if begun.action_dim != sizes["action_dim"]:
         recorded_ones = f"the recordings have {sizes['action_dim']}"

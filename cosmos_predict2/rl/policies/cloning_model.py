@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 KEY = "model.config"
 FIGURES = "clone.json"
 CORRELATION = 0.9  # so that attempts differ in where they lead: documentations/trust_limits.md
+TEMPERATURE = 0.3  # at 1 few of them succeed where what is played does: documentations/trust_measured.md
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -51,8 +52,10 @@ class CloningConfig(Section):
     lora_rank: int = attrs.field(default=0, validator=at_least(0))  # 0: the weights themselves are trained
     arguments: Any = attrs.field(factory=dict)  # others of the policy's ``to_clone``, such as augment or variant
     noise: float = attrs.field(default=0.2, validator=above(0))  # deviation of draws, of policies that take it
-    # of draws of neighbouring actions, of policies that take it; null: that of base, and .9 without one
+    # of draws of neighbouring actions, and of tokens, of policies that take them; null: those of base, and without one
+    # .9 and .3
     correlation: Any = attrs.field(default=None, validator=at_least(0, at_most=0.999))
+    temperature: Any = attrs.field(default=None, validator=above(0))
     num_knots: int = attrs.field(default=4, validator=at_least(1))  # motions of a chunk, each held for equally long
     shift: float = attrs.field(default=0.0, validator=at_least(0))  # of a picture's side, by which it is moved at most
     seed: int = attrs.field(default=0, validator=at_least(0))  # of drawn weights
@@ -60,6 +63,14 @@ class CloningConfig(Section):
     fsdp_shard_size: int = 0  # processes that the policy is sharded over; -1: all, 0: each has it whole
     recompute: bool = False  # blocks are computed anew in backward, which saves memory
     ema: EMAConfig = attrs.field(factory=EMAConfig)
+
+    @property
+    def draws(self) -> dict[str, float | None]:
+        """How attempts differ from what is played."""
+        usual = (None, None) if self.base else (CORRELATION, TEMPERATURE)
+        given = (self.correlation, self.temperature)
+        correlation, temperature = (b if a is None else a for a, b in zip(given, usual, strict=True))
+        return dict(noise=self.noise, correlation=correlation, temperature=temperature)
 
 
 class CloningModel(ImaginaireModel):
@@ -84,10 +95,8 @@ class CloningModel(ImaginaireModel):
         start = Beginning(windows, Path(self._folder.name), config.seed, data.chunk, config.num_knots)
         own = {"base": config.base, "lora_rank": config.lora_rank, **dict(config.arguments)}
         given = {name: value for name, value in own.items() if value}
-        correlation = CORRELATION if config.correlation is None and not config.base else config.correlation
-        drawn = (config.noise, correlation)
         try:
-            self.net: nn.Module = begin(config.policy, start, given, f"{KEY}.arguments.", *drawn)
+            self.net: nn.Module = begin(config.policy, start, given, f"{KEY}.arguments.", **config.draws)
         except BaseException:  # whose traceback would keep the folder
             self.close()
             raise

@@ -35,9 +35,6 @@ RANKING = "ranking.json"
 REINFORCED = "posttraining/reinforcement_learning/policy"
 # A policy also learns by large steps where it can be tried, without a watch: behind a good imagination it gains more.
 LARGE, LARGE_STEPS = "_large", {"optimizer.lr": 3e-4, "trainer.max_iter": 160, WATCH: "null"}
-# Attempts of a kind whose draws are too wide for a clone of few recordings: few succeed where what it plays does.
-TEMPERATURES = {"openvla_oft": 0.3}
-LARGEST_KL = 0.2  # of a watched step then, whose distances are larger: +.22 and +.01 followed .06 and .12 at first
 CARD, CLONED = "card.json", "posttraining/cloning"
 WORLD_MODEL = "posttraining/video2world/world_model"
 
@@ -346,8 +343,6 @@ class _Way:
         words += _flags(world_model=phase.world_model, reward=phase.reward, policy=phase.policy)
         words += (*self.imports, *self.suite, *self.camera, *self.seed)
         words += _flags(success_column=self.options.success_column, out=phase.card)
-        if self.chosen.policy in TEMPERATURES:
-            words += ("--options", f"temperature={TEMPERATURES[self.chosen.policy]:g}")
         reads = (phase.data, phase.split, phase.world_model / "checkpoints", phase.reward, phase.policy)
         how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
         return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, (*reads, *self.modules), (phase.card,), **how)
@@ -355,7 +350,6 @@ class _Way:
     def learning(self, phase: Phase, learnt: Learnt) -> WayStep:
         is_large = learnt != phase.learnt[0]
         watch = {f"{WATCH}.data": phase.data, f"{WATCH}.split": phase.split, f"{WATCH}.camera": self.options.camera}
-        watch |= {f"{WATCH}.limits.approx_kl.most": LARGEST_KL} if self.chosen.policy in TEMPERATURES else {}
         given = {
             "experiment": f"vla_grpo_recordings{POLICIES.get(self.chosen.policy, '')}",
             "job.name": learnt.run.name,
@@ -365,7 +359,6 @@ class _Way:
             "model.config.env.starts.size": self.size,
             "model.config.env.reward.path": phase.reward / REWARD,
             **_policy(self.chosen.policy, phase.policy, self.recorded.action_dim),
-            "model.config.policy.temperature": TEMPERATURES.get(self.chosen.policy, ""),
             "model.config.card": phase.card,
             **(LARGE_STEPS if is_large else watch),
             "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",

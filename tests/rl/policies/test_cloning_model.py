@@ -15,7 +15,7 @@ from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import CloneWindows
-from cosmos_predict2.rl.policies.cloning_model import shifted
+from cosmos_predict2.rl.policies.cloning_model import CloningConfig, shifted
 from cosmos_predict2.rl.policies.files import read_policy, refuse_blind_clone, write_policy
 from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, decision_errors
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
@@ -109,6 +109,7 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     folder_alone = type(best)(str(whole / RUN / "policy"))  # as an experiment reads it that learns on
     for each in (best, folder_alone):
         assert (each.config if policy == "pi05" else each).correlation == 0.9, "the clone draws as it learns"
+        assert policy == "pi05" or each.temperature == 0.3
     seen = CloneWindows(torch.full((1, SIDE, SIDE, 3), 99, dtype=torch.uint8), torch.zeros(1, 4, 2), ["go"]).observation
     decided = [
         each.act(seen, mode="greedy", generators=[torch.Generator().manual_seed(0)]).actions_E_A_D
@@ -142,6 +143,12 @@ def test_a_policy_may_leave_out_what_is_optional(
     monkeypatch.chdir(tmp_path)
     assert command(recordings, "trainer.max_iter=2", f"model.config.policy={__name__}:Bare") == 0
     assert isinstance(read_policy(str(tmp_path / RUN))[0], Bare)
+
+
+def test_draws_are_narrow_unless_given_or_of_a_base() -> None:
+    assert CloningConfig().draws == dict(noise=0.2, correlation=0.9, temperature=0.3)
+    assert CloningConfig(base="there").draws == dict(noise=0.2, correlation=None, temperature=None)
+    assert CloningConfig(base="there", correlation=0, temperature=2).draws["temperature"] == 2
 
 
 def test_a_clone_of_a_base_draws_as_the_base_does(

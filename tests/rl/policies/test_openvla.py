@@ -158,6 +158,13 @@ def test_draws_of_neighbouring_actions_go_together_and_each_is_as_likely_as_befo
     torch.testing.assert_close(again, decision.log_prob_E_K_N, rtol=0, atol=1e-4)
 
 
+def test_a_folder_keeps_the_temperature_of_its_draws(folder: Path, tmp_path: Path) -> None:
+    OpenVLAPolicy(str(folder), temperature=0.3).save(tmp_path)
+    assert "temperature" not in json.loads((tmp_path / CONFIG).read_text()), "which transformers reads as its own"
+    assert [OpenVLAPolicy(str(path)).temperature for path in (folder, tmp_path)] == [1, 0.3]
+    assert OpenVLAPolicy(str(tmp_path), temperature=0.7).temperature == 0.7
+
+
 def test_numbers_are_outside_below_and_above_their_range() -> None:
     statistics = Statistics(numpy.array([0.0, 0.0]), numpy.array([2.0, 2.0]), numpy.array([True, False]))
     values = torch.tensor([[-0.1, -0.5], [0.0, -1.5], [2.0, 0.0], [2.1, 1.5]])
@@ -440,6 +447,8 @@ REFUSED: list[tuple[Callable[[Path], Any], dict[str, Any], str]] = [  # a change
     (str, dict(hold=0), r"policy\.hold=0"),
     (str, dict(correlation=1.0), r"policy\.correlation=1\.0 must be at least 0, and below 1"),
     (_edited(CONFIG, lambda content: content.update(correlation="0.9")), {}, r"policy\.correlation='0\.9'"),
+    (str, dict(temperature=0), r"policy\.temperature=0 must be above 0"),
+    (_edited(CONFIG, lambda content: content.update(sampling_temperature="1")), {}, r"policy\.temperature='1'"),
     (str, dict(gripper="liberoo"), r"gripper='liberoo'.*Did you mean libero"),
     (str, dict(attention="flashy"), r"policy\.attention='flashy'"),
 ]

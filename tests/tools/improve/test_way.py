@@ -36,18 +36,6 @@ RECORDED = RecordedSizes(size=(64, 64), height=96, camera="top", action_dim=3, n
 OWN = "cosmos_predict2.rl.policies.toy:ToyPolicy"
 
 
-@pytest.mark.parametrize(("kind", "is_narrow"), [("openvla_oft", True), ("pi05", False), (OWN, False)])
-def test_the_gate_sees_the_draws_that_a_policy_learns_by(kind: str, is_narrow: bool) -> None:
-    steps = {step.name: step.words for step in steps_of(replace(OPTIONS, policies=(kind,), phases=1), RECORDED)}
-    for name in ("gate", "gate_2"):
-        assert steps[name][-2:] == ("--options", "temperature=0.3") or not is_narrow, name
-        assert ("--options" in steps[name]) == is_narrow, name
-    for name in ("learning", "learning_large", "learning_2", "learning_large_2"):
-        assert ("model.config.policy.temperature=0.3" in steps[name]) == is_narrow, name
-        is_watched = any(word.endswith(".limits.approx_kl.most=0.2") for word in steps[name])
-        assert is_watched == (is_narrow and "large" not in name), name
-
-
 @pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05"), (OWN,)])
 def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...]) -> None:
     options = replace(OPTIONS, policies=policies, clones=len(policies), camera="top", seed=3, phases=2)

@@ -6,6 +6,7 @@ Letters: E environments, V views, K actions of the network (each is held for ``h
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,10 +38,12 @@ TINY_BINS = 32  # of a tiny one that is cloned: with the 256 of the published on
 VARIANTS = ("oft", "autoregressive", "l1")
 COUNTS = ("action_chunk", "action_dim", "hold", "num_images_in_input")
 USUAL = dict(
-    action_chunk=8, action_dim=7, hold=1, num_images_in_input=1, use_proprio=False, center_crop=True, correlation=0.0
-)
+    action_chunk=8, action_dim=7, hold=1, num_images_in_input=1, use_proprio=False, center_crop=True,
+    correlation=0.0, temperature=1.0,
+)  # fmt: skip
 OWN = "recordings"  # the name of statistics that are not the folder's
 RECORDED = (*USUAL, "gripper")
+KEYS = {"temperature": "sampling_temperature"}  # in config.json, where the name itself is one of transformers
 NO_PROBABILITY = (
     "policy.variant=l1 gives actions without a probability: evaluate it greedily (--mode greedy) and clone it"
     " (scripts.train_policy); reinforcement learning needs policy.variant=oft, whose actions are tokens."
@@ -75,7 +78,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         gripper: str | None = None,
         center_crop: bool | None = None,
         correlation: float | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         max_tokens: int = 64,
         attention: str = "eager",
         lora_rank: int = 0,
@@ -86,8 +89,6 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         path = str(path)
         if variant not in VARIANTS:
             raise ConfigError(f"policy.variant='{variant}'.{near(variant, VARIANTS)}")
-        if temperature <= 0:
-            raise ConfigError(f"policy.temperature={temperature} must be above 0; evaluation is greedy by --mode.")
         require_public(path, "openvla_oft")
         path = result_of(path)
         self.folder = Folder(path)
@@ -104,7 +105,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
             max_tokens=max_tokens, attention=attention,
         )  # fmt: skip
         settings = _settings(config, self.arguments)
-        self.variant, self.temperature = variant, temperature
+        self.variant, self.temperature = variant, settings["temperature"]
         self.num_actions = 1 if variant == "autoregressive" else settings["action_chunk"]
         self.action_dim, self.hold = settings["action_dim"], settings["hold"]
         self.num_views, self.correlation = settings["num_images_in_input"], settings["correlation"]
@@ -172,10 +173,12 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         lora_rank: int = 0,
         variant: str = "oft",
         correlation: float | None = None,
+        temperature: float | None = None,
     ) -> "OpenVLAPolicy":
         """One with the weights of ``base``, or a tiny random one."""
         windows, sizes = start.windows, dict[str, Any](action_chunk=start.num_knots, **start.sizes)
-        own: dict[str, Any] = dict(lora_rank=lora_rank, variant=variant, correlation=correlation)
+        own: dict[str, Any] = dict(lora_rank=lora_rank, variant=variant)
+        own |= dict(correlation=correlation, temperature=temperature)
         if len(windows.views) > 1:
             own["num_images_in_input"] = len(windows.views)
         if (state := windows.state_statistics()) is not None:
@@ -331,7 +334,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
         statistics that were given in place of the folder's are in its files."""
         tensors = to_public(merged_state(self.model), self._origin)
         write_folder(Path(folder), tensors, self.folder.small_files(), beside=self._origin.beside)
-        given = {name: self.arguments[name] for name in RECORDED if self.arguments[name] is not None}
+        given = {KEYS.get(name, name): self.arguments[name] for name in RECORDED if self.arguments[name] is not None}
         for name, content in ((CONFIG, given), (STATISTICS, self._own_statistics)):
             if content:
                 whole = {**json_in(self.folder.address, CONFIG), **content} if name == CONFIG else content
@@ -368,12 +371,15 @@ def _known_statistics(folder: Folder, config: Mapping[str, Any], key: str) -> tu
 
 def _settings(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Those that are given, else those of config.json, else as published."""
-    found = {name: config.get(name, usual) if given[name] is None else given[name] for name, usual in USUAL.items()}
+    recorded = {name: config.get(KEYS.get(name, name), usual) for name, usual in USUAL.items()}
+    found = {name: value if given[name] is None else given[name] for name, value in recorded.items()}
     for name in COUNTS[given["variant"] == "autoregressive" :]:  # which has no action_chunk
         if type(found[name]) is not int or not 1 <= found[name] <= MOST:
             raise ConfigError(f"policy.{name}={found[name]!r} must be a whole number from 1 to {MOST}.")
     if not isinstance(correlation := found["correlation"], int | float) or not 0 <= correlation < 1:
         raise ConfigError(f"policy.correlation={correlation!r} must be at least 0, and below 1.")
+    if not isinstance(temperature := found["temperature"], int | float) or not 0 < temperature < math.inf:
+        raise ConfigError(f"policy.temperature={temperature!r} must be above 0; evaluation is greedy by --mode.")
     return found
 
 
