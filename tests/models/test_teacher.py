@@ -20,11 +20,14 @@ from cosmos_predict2.world_model.objectives import Student
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError, UserError
 from imaginaire.training.preflight import check_launch
+from scripts import distill
 from tests.findings import checked_model
 from tests.models.parts import awaken
 from tests.models.test_action_model import action_batch, make_config, make_model
+from tests.programs import call
 from tests.training import assert_resumes, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -173,3 +176,40 @@ def test_the_teacher_is_planned() -> None:
     assert work.clips_per_step == 32 and work.per_micro_batch(work.passes.rollout) == 3
     small = nearest_that_fits(work, GPUS["H100"], 1.4e9)
     assert small is None or not any("rl." in key or "context" in key for key in small.overrides)
+
+
+def test_a_run_is_distilled_with_its_own_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Up to its start: the run itself is that of the experiment."""
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(tmp_path))
+    teacher = "experiment=predict2_video2world_tiny_action_conditioned_training"
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(compose(CONFIG, [teacher, *SHORT[1:4]])))
+    words = [
+        "--world_model",
+        str(folder),
+        "--steps",
+        "2",
+        "--guidance",
+        "3",
+        "--causal",
+        "--iterations",
+        "7",
+        "--dryrun",
+    ]
+
+    assert call(distill, *words, "--", "optimizer.lr=0.5") == 0
+    made = compose(str(tmp_path / "tests/engine/teacher_student/config.yaml"), [])
+    pipe = made.model.config.pipe_config
+    assert {name: pipe.objective[name] for name in ("teacher", "teacher_steps", "guidance", "causal")} == dict(
+        teacher=str(folder), teacher_steps=8, guidance=3, causal=True
+    )
+    assert pipe.timestamps.nfe == 2 and made.model.config.model_manager_config.dit_path == str(folder)
+    assert made.trainer.max_iter == 7 and made.optimizer.lr == 0.5
+    assert made.trainer.callbacks.draw_samples.num_sampling_step == 2
+    assert capfd.readouterr().out.startswith("python -m scripts.train --dryrun --config ")
+    assert call(distill, *words, "--name", "short", "--", "trainer.max_itr=1") == 2
+    words[1] = str(tmp_path)
+    assert call(distill, *words) == 2 and "lies in no run's folder" in capfd.readouterr().err
