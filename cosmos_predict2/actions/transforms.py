@@ -9,7 +9,7 @@ which file it was.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import attrs
@@ -39,8 +39,8 @@ SAME_RATE = 0.02  # a file's rate may be rounded: 29.97 and 30
 
 @dataclass(frozen=True)
 class ActionContract:
-    """The contract of recorded actions: the names of their numbers, in order, and their rate. Empty and None: not
-    recorded, which fits everything.
+    """The contract of recorded actions and states: the names of their numbers, in order, and the rate. Empty and None:
+    not recorded, which fits everything.
 
     What is trained on recordings keeps it as plain data: a world model in its action transform's ``stats``, starts
     beside the range of actions, a clone in its card. Where two of them meet, another order or rate is an error.
@@ -48,6 +48,7 @@ class ActionContract:
 
     names: tuple[str, ...] = ()
     rate: float | None = None  # actions per second
+    state_names: tuple[str, ...] = ()  # of the robot's state, where it is read
 
     @classmethod
     def read(cls, record: Any) -> "ActionContract":
@@ -55,22 +56,27 @@ class ActionContract:
         if not isinstance(record, Mapping):
             return cls()
         rate = record.get("rate")
-        return cls(tuple(map(str, record.get("names") or ())), float(rate) if isinstance(rate, int | float) else None)
+        names, states = (tuple(map(str, record.get(key) or ())) for key in ("names", "state_names"))
+        return cls(names, float(rate) if isinstance(rate, int | float) else None, states)
 
     def to_dict(self) -> dict[str, Any]:
-        found = {"names": list(self.names), "rate": self.rate}
-        return {name: value for name, value in found.items() if value}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items() if value}
+
+    def without_state(self) -> "ActionContract":
+        """That of the actions alone, for what does not read the robot's state."""
+        return replace(self, state_names=())
 
     def require(self, other: "ActionContract", what: str, and_what: str, cure: str) -> None:
-        """Raise where ``what``, of this contract, takes actions of another order or rate than ``and_what`` has."""
+        """Raise where ``what``, of this contract, takes other actions or another state than ``and_what`` has."""
         if problem := self.problem(other, what, and_what):
             raise ConfigError(f"{problem}: {cure}")
 
     def problem(self, other: "ActionContract", what: str, and_what: str) -> str | None:
         """Say how ``what``, of this contract, and ``and_what`` differ; null: not at all, as far as is recorded."""
-        if self.names and other.names and self.names != other.names:
-            ours, theirs = ", ".join(self.names), ", ".join(other.names)
-            return f"{what} takes the actions ({ours}), but {and_what} ({theirs})"
+        both = ("actions", self.names, other.names), ("robot's state", self.state_names, other.state_names)
+        for kind, ours, theirs in both:
+            if ours and theirs and ours != theirs:
+                return f"{what} takes the {kind} ({', '.join(ours)}), but {and_what} ({', '.join(theirs)})"
         if self.rate and other.rate and abs(self.rate / other.rate - 1) > SAME_RATE:
             return f"{what} takes {self.rate:g} actions per second, but {and_what} {other.rate:g}"
         return None
@@ -136,12 +142,12 @@ class ActionTransform:
 
     @property
     def contract(self) -> ActionContract:
-        """Names and rate of the raw actions, where ``stats`` have them."""
+        """The contract of the raw actions, where ``stats`` have it."""
         return ActionContract.read(self.stats)
 
     def with_contract(self, contract: ActionContract) -> "ActionTransform":
         """The same for raw actions of this contract, whatever ``stats`` have of those that it was made for."""
-        stats = {key: value for key, value in (self.stats or {}).items() if key not in ("names", "rate")}
+        stats = {key: value for key, value in (self.stats or {}).items() if key not in asdict(contract)}
         return attrs.evolve(self, stats={**stats, **contract.to_dict()} or None)
 
     def yields_to(self, own: "ActionTransform") -> bool:

@@ -40,7 +40,7 @@ FIRST = "the training data"
 LEAST, MOST = 0.05, 30.0  # of the largest action of a batch: 0.015 is ignored, released weights have grippers of 20
 ONE_RUN = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
 OTHER_DATA = (
-    "give the data in the order and at the rate of those that the run began with (dataset.action_keys, stride,"
+    "give the data in the order and at the rate of those that the run began with (dataset.action_keys, state, stride,"
     " frame_rate), or begin a run of another name."
 )
 NO_IMAGES = (
@@ -274,8 +274,8 @@ class Actions(NoActions):
         return self.transform
 
     def _compare_contracts(self, found: Sequence[ActionTransform]) -> None:
-        """Raise where the first of the data have actions of another order or rate than the run; warn of others, which
-        may be of another robot."""
+        """Raise where the first of the data have other actions or another state than the run; warn of others, which may
+        be of another robot."""
         own = UNKNOWN if self.transform is None else self.transform.contract
         for one in found[:1]:
             own.require(one.contract, "The run", "the data have", OTHER_DATA)

@@ -227,7 +227,7 @@ class PolicyDefaults:
     flow_times: Sequence[float] = ()
     sentences: Sequence[str] = ()  # the task descriptions of the recordings it was cloned from; none: it takes any
     views: Sequence[str] = ()  # of these recordings, full_image first (`data.views`); none: not recorded
-    contract: ActionContract = UNKNOWN  # names and rate of these recordings' actions
+    contract: ActionContract = UNKNOWN  # of these recordings' actions, and of their state where it reads that
     velocities: Callable[[Mapping[str, Tensor], Tensor, Generators], Velocities] | None = None
     cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None = None
     on_trainer_step: Callable[[int], None] | None = None

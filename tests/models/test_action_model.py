@@ -237,12 +237,14 @@ def test_another_order_of_actions_is_refused_by_a_run_and_warned_of_elsewhere(
 ) -> None:
     """A resumed run goes on with the numbers that it began with; start weights and a mixture may be of other robots."""
     ours, other, faster = (
-        PROPOSED.with_contract(ActionContract(names, rate))
+        PROPOSED.with_contract(ActionContract(names, rate, ("p", "q")))
         for names, rate in ((("x", "y", "z"), 10.0), (("y", "x", "z"), 10.0), (("x", "y", "z"), 30.0))
     )
+    swapped = PROPOSED.with_contract(ActionContract(state_names=("q", "p")))
     new = make_model()
     proposed_batches(new, ours)
-    for wrong, words in ((other, r"\(x, y, z\), but the data have \(y, x, z\)"), (faster, "10 actions.* 30")):
+    orders = (other, r"\(x, y, z\), but the data have \(y, x, z\)"), (swapped, r"state \(p, q\).*\(q, p\).*state,")
+    for wrong, words in (*orders, (faster, "10 actions.* 30")):
         resumed = make_model()
         resumed.load_checkpoint_state(new.checkpoint_state())
         with pytest.raises(ConfigError, match=words):

@@ -3,6 +3,7 @@
 
 import importlib
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,13 +26,16 @@ from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings
 from cosmos_predict2.pipelines.evaluation_data import read_recordings
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.envs import replays
+from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
 from cosmos_predict2.rl.envs.replays import recorded_actions, with_actions_of
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.refinement import RefinementConfig, open_recorded_phase
 from cosmos_predict2.rl.imagined import labelled_recordings
+from cosmos_predict2.rl.imagined.check import read_episodes, starts_of
 from cosmos_predict2.rl.interfaces import PolicyDefaults
 from cosmos_predict2.rl.policies.files import about_of, write_policy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
@@ -46,19 +50,22 @@ from tests.data.lerobot_files import write_random
 from tests.data.sources_lerobot import change_json
 
 NAMES, SIDE = ("x", "y", "z", "gripper"), 48
+STATE_NAMES = ("height", "open")
 OTHERS = {
     "order": (ActionContract(("gripper", "x", "y", "z"), 5.0), r"\(gripper, x, y, z\).*\(x, y, z, gripper\)"),
     "rate": (ActionContract(NAMES, 10.0), "takes 10 actions per second.* 5"),
+    "state": (ActionContract(state_names=("open", "height")), r"state \(open, height\).*\(height, open\)"),
 }
 FITTING = (UNKNOWN, ActionContract(NAMES), ActionContract(rate=5.0), ActionContract(NAMES, 5.01))
+FITTING += (ActionContract(state_names=STATE_NAMES),)
 
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Episodes at 5 frames per second, whose actions have names."""
-    folder = write_random(tmp_path_factory.mktemp("recordings") / "my_data", 3, ["front"], SIDE)
+    """Episodes at 5 frames per second, whose actions and states have names."""
+    folder = write_random(tmp_path_factory.mktemp("recordings") / "my_data", 3, ["front"], SIDE, len(STATE_NAMES))
     features = json.loads((folder / "meta/info.json").read_text())["features"]
-    features["action"]["names"] = list(NAMES)
+    features["action"]["names"], features["observation.state"]["names"] = list(NAMES), list(STATE_NAMES)
     change_json(folder / "meta/info.json", features=features)
     return folder
 
@@ -69,7 +76,8 @@ def imagination(contract: ActionContract) -> Any:
     transform = ActionTransform.from_json(
         ActionTransform(kind="controller", scale=controller(4).scale, stats=contract.to_dict() or None).to_json()
     )
-    parts = dict(config=made.config, views=("",), world=made.world, state_head=None, action_keys=None)
+    head = SimpleNamespace(state_dim=len(STATE_NAMES)) if contract.state_names else None
+    parts = dict(config=made.config, views=("",), world=made.world, state_head=head, action_keys=None)
     return SimpleNamespace(transform=transform, **parts)
 
 
@@ -80,11 +88,12 @@ def test_a_data_set_records_them_with_its_transform(recordings: Path) -> None:
         )
         told = LeRobotActionDataset(
             str(recordings), num_frames=5, data_split="full", stride=stride, combine_actions="sum",
+            state="observation.state",
             action_transform=controller(4).with_contract(ActionContract(OTHERS["order"][0].names, 99.0)),
         )  # fmt: skip
-        for one in (data, told):
+        for one, states in ((data, ()), (told, STATE_NAMES)):
             carried = ActionTransform.from_json(one.action_transform.to_json())
-            assert carried.contract == ActionContract(NAMES, rate)
+            assert carried.contract == ActionContract(NAMES, rate, states)
 
 
 def test_numbers_without_names_have_none(recordings: Path) -> None:
@@ -106,27 +115,57 @@ def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings:
         make_reset_states.parser.parse_args(["--dataset", str(recordings), "--out", str(tmp_path / "starts")])
     )
     starts = RecordedStarts(str(tmp_path / "starts" / FILE))
-    policy: Any = PolicyDefaults()
-    policy.contract = RecordedWindows(str(recordings), chunk=4).windows.contract
-    assert policy.contract == ActionContract(NAMES, 5.0)
+    policy, reads_actions, blind = PolicyDefaults(), other != "state", PolicyDefaults()
+    policy.reads_state = True
+    policy.contract = blind.contract = RecordedWindows(str(recordings), chunk=4, state=True).windows.contract
+    assert policy.contract == ActionContract(NAMES, 5.0, STATE_NAMES)
     wrong, words = OTHERS[other]
-    with pytest.raises(ConfigError, match=words):
-        with_actions_of(source, imagination(wrong))
     evaluated: Any = dict(num=1, num_actions=4, size=(SIDE, SIDE))
-    with pytest.raises(ConfigError, match=words):
-        read_recordings(str(recordings), imagination(wrong).transform, **evaluated)
-    with pytest.raises(ConfigError, match=words):
-        LeRobotRecordings.open(str(recordings), imagination(wrong).transform)
+    for border in (
+        lambda: with_actions_of(source, imagination(wrong)),
+        lambda: read_recordings(str(recordings), imagination(wrong).transform, **evaluated),
+        lambda: LeRobotRecordings.open(str(recordings), imagination(wrong).transform),
+    ):
+        with pytest.raises(ConfigError, match=words) if reads_actions else nullcontext():  # they read no state
+            border()
     with pytest.raises(ConfigError, match=words + ".*make_reset_states"):
         WorldModelEnv(imagination(wrong), starts, ToyDetectorReward(), 3, None)
-    env = WorldModelEnv(imagination(wrong), starts, ToyDetectorReward(), 3, 24)  # their pictures alone are used
+    alone = starts if reads_actions else GivenStarts(torch.zeros(3, SIDE, SIDE, 3, dtype=torch.uint8))
+    env = WorldModelEnv(imagination(wrong), alone, ToyDetectorReward(), 3, 24)  # their pictures alone are used
     with pytest.raises(ConfigError, match=words + ".*clone it anew"):
         require_inputs(env, policy)
+    with pytest.raises(ConfigError, match=words) if reads_actions else nullcontext():
+        require_inputs(env, blind)
     for contract in FITTING:
         read_recordings(str(recordings), imagination(contract).transform, **evaluated)
         LeRobotRecordings.open(str(recordings), imagination(contract).transform)
         with_actions_of(source, imagination(contract))
-        require_inputs(WorldModelEnv(imagination(contract), starts, ToyDetectorReward(), 3, None), policy)
+        env = WorldModelEnv(imagination(contract), starts, ToyDetectorReward(), 3, None, state_size=2)
+        require_inputs(env, policy)
+
+
+def test_states_that_are_not_read_are_not_compared(recordings: Path, tmp_path: Path) -> None:
+    assert RecordedWindows(str(recordings), chunk=4).windows.contract == ActionContract(NAMES, 5.0)
+    world = imagination(OTHERS["state"][0])
+    world.state_head = None
+    make_reset_states.run(make_reset_states.parser.parse_args(["--dataset", str(recordings), "--out", str(tmp_path)]))
+    starts = RecordedStarts(str(tmp_path / FILE))
+    assert ActionContract.read(starts.recorded.contract).state_names == STATE_NAMES  # type: ignore[union-attr]
+    assert WorldModelEnv(world, starts, ToyDetectorReward(), 3, None).contract == UNKNOWN
+
+
+def test_the_gate_and_a_phase_of_the_robot_compare_the_state_that_they_read(recordings: Path) -> None:
+    source, (wrong, words) = LeRobotSource.open(recordings), OTHERS["state"]
+    episodes = read_episodes(source, None, range(3), [True] * 3, 1)
+    world = imagination(wrong)
+    world.world = SimpleNamespace(config=SimpleNamespace(state="observation.state"))
+    with pytest.raises(ConfigError, match=words):
+        WorldModelEnv(world, starts_of(episodes, episodes), ToyDetectorReward(), 3, 24)
+    env: Any = SimpleNamespace(imagination=world, views=("",), head=world.state_head, contract=wrong)
+    phase = RefinementConfig(recordings=str(recordings.parent), episodes=1)
+    (recordings.parent / "phase_001").symlink_to(recordings)
+    with pytest.raises(ConfigError, match=words + ".*record the phase"):
+        open_recorded_phase(phase, 1, "RUN", env, 5, (SIDE, SIDE))
 
 
 def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ class LeRobotActionDataset(ClipDataset):
         form = choose_form(files.info, embodiment)
         stride = _stride(files.info.fps, stride, frame_rate)
         parts = files.action_parts(action_keys, embodiment)
+        states = choose_state(files.info, state) if state else ()
         source = LeRobotClips(
             files,
             files.camera(camera or form.camera),
@@ -174,8 +175,8 @@ class LeRobotActionDataset(ClipDataset):
             num_tokens,
             dict(decoder=choose_decoder(decoder), num_threads=num_threads),
             _idle_rule(skip_idle, files.info, form),
-            dict(known=known_ranges(embodiment, units), contract=files.action_contract(parts, stride)),
-            choose_state(files.info, state) if state else (),
+            dict(known=known_ranges(embodiment, units), contract=files.action_contract(parts, stride, states)),
+            states,
             missing_cameras == MASK,
         )
         given = _given_transform(action_transform, files.width(parts))

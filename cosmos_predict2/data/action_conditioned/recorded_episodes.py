@@ -128,7 +128,7 @@ def _lerobot(
 ) -> Iterator[RecordedEpisode]:
     source = LeRobotSource.open(root)
     key, parts = source.camera(camera), source.action_parts(list(action_keys) if action_keys else None)
-    contract = source.action_contract(parts)
+    contract = source.action_contract(parts, state=source.state_parts)
 
     def episode(i: int) -> RecordedEpisode:
         def actions() -> Numbers:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
-from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Part, read_info
+from cosmos_predict2.data.lerobot.info import EMBODIMENTS, STATE, Info, Part, read_info
 from cosmos_predict2.data.lerobot.layouts import EpisodeIndex, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, ROBOTS, choose_form
 from cosmos_predict2.data.lerobot.tables import Numbers, TableReader, read_images
@@ -116,11 +116,20 @@ class LeRobotSource:
         own = self.action_keys if keys is None and embodiment is None else keys
         return choose_action(self.info, own, embodiment)
 
-    def action_contract(self, parts: Sequence[Part], stride: int = 1) -> ActionContract:
-        """Rate of the actions of every so many frames, and their names if the data set has them all."""
+    @property
+    def state_parts(self) -> list[Part]:
+        """The state that policies and starts read, of one column; empty where there is none."""
+        shape = self.info.features.get(STATE, {}).get("shape")
+        return [Part(STATE)] if isinstance(shape, list) and len(shape) == 1 else []
+
+    def action_contract(self, parts: Sequence[Part], stride: int = 1, state: Sequence[Part] = ()) -> ActionContract:
+        """Rate of the actions of every so many frames, and names of actions and state if the data set has them all."""
+        return ActionContract(self._names(parts), self.info.fps / stride, self._names(state))
+
+    def _names(self, parts: Sequence[Part]) -> tuple[str, ...]:
         names = [name for part in parts for name in number_names(self.info, part)]
         is_named = not any(name.startswith(f"{part.column}[") for part in parts for name in names)
-        return ActionContract(tuple(names) if is_named else (), self.info.fps / stride)
+        return tuple(names) if is_named else ()
 
     # ---- texts -------------------------------------------------------------------------------------------------------
 

@@ -56,16 +56,17 @@ _DESCRIPTION = "task_description"
 
 
 def require_inputs(env: Any, policy: Policy) -> None:
-    """Raise for a policy that was cloned on other views or actions than a world model has, or that reads the robot's
-    state where it shows none; warn where zeros stand for it."""
+    """Raise for a policy that was cloned on other views, actions or states than a world model has, or that reads the
+    robot's state where it shows none; warn where zeros stand for it."""
     if not isinstance(env, WorldModelEnv | RemoteEnv):
         return
     name = type(policy).__name__
     if policy.views:
         cure = "clone it anew on the cameras of the world model, --camera or dataset.camera, in their order."
         require_same(env.views, policy.views, "The world model", f"{name} was cloned on", cure)
-    cure = "clone it anew on recordings with the actions and the rate of the world model."
-    env.contract.require(policy.contract, "The world model", f"{name} gives", cure)
+    cure = "clone it anew on recordings with the actions, the rate and the state of the world model."
+    contract = policy.contract if policy.reads_state else policy.contract.without_state()
+    env.contract.require(contract, "The world model", f"{name} was cloned on", cure)
     if not policy.reads_state:
         return
     if not env.state_size:
@@ -137,10 +138,15 @@ class WorldModelEnv(EnvDefaults):
         self.scoring, self.batch_size = scoring or Scoring(), batch_size
         self.padding, self.text, self.hand_over = padding, text, hand_over
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
-        self.contract = imagination.transform.contract
-        if (max_steps is None or clip_actions == "recorded" or starts.history > 1) and starts.recorded:
+        self.head, self.contract = imagination.state_head, imagination.transform.contract
+        if self.head is None:
+            self.contract = self.contract.without_state()
+        if starts.recorded:
             cure = "write them of its recordings, with scripts.make_reset_states, or train it on theirs."
             of_starts = ActionContract.read(starts.recorded.contract)
+            uses_actions = max_steps is None or clip_actions == "recorded" or starts.history > 1
+            if not uses_actions:
+                of_starts = ActionContract(state_names=of_starts.state_names)
             self.contract.require(of_starts, "The world model", "the recordings of the starts have", cure)
         if max_steps is None:
             if starts.recorded is None:
@@ -148,7 +154,6 @@ class WorldModelEnv(EnvDefaults):
                 cure = "set the number of actions, or write the starts anew: python -m scripts.make_reset_states"
                 raise ConfigError(f"{wrong}: {cure}.")
             max_steps = starts.recorded.num_actions
-        self.head = imagination.state_head
         self.state_size, self.offload_policy = self.head.state_dim if self.head else state_size, offload
         self.views = imagination.views
         for what, shown, program in (

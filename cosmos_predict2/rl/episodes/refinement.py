@@ -397,10 +397,11 @@ def open_recorded_phase(
         own["state"] = env.imagination.world.config.state
     if config.data is not None and "root" in takes(target_of(config.data))[0]:
         found: LeRobotActionDataset = lazy_config.instantiate(config.data, **own)
-        return found
-    if len(env.views) > 1:
-        own["camera"] = AND.join(env.views)
-    return LeRobotActionDataset(**own)
+    else:
+        found = LeRobotActionDataset(**own, camera=None if len(env.views) == 1 else AND.join(env.views))
+    cure = "record the phase with the actions, the rate and the state that the world model learnt from."
+    env.contract.require(found.action_transform.contract, "The world model", f"{folder} has", cure)
+    return found
 
 
 def outcomes(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract
 from cosmos_predict2.checkpoints.card import mappings, run_folder, run_tree, safetensors_header
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
@@ -79,6 +80,7 @@ class OutcomeEpisodes:
     success_E: NDArray[numpy.bool_]
     tasks: list[str]
     states_E_S: Tensor | None = None  # of the robot at the first pictures, where recorded
+    contract: ActionContract = UNKNOWN
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -124,7 +126,8 @@ def read_episodes(
     if not first:
         raise DataError(f"{source.info.root}: none of {len(numbers)} episodes has a known outcome and two pictures.")
     known = torch.stack(states) if states else None
-    return OutcomeEpisodes(torch.stack(first), tails, films, actions, numpy.array(success), tasks, known)
+    contract = source.action_contract(source.action_parts(), state=source.state_parts)
+    return OutcomeEpisodes(torch.stack(first), tails, films, actions, numpy.array(success), tasks, known, contract)
 
 
 def chosen(numbers: Sequence[int], most: int, seed: int) -> list[int]:
@@ -314,7 +317,7 @@ def _windows(films: Sequence[Tensor], actions: Sequence[Tensor], chunk: int, k: 
 
 def starts_of(episodes: OutcomeEpisodes, learnt: OutcomeEpisodes) -> GivenStarts:
     """The first pictures of recordings; lengths and the range of actions are those of what was learnt from."""
-    recorded = RecordedFacts.of([rows.numpy() for rows in learnt.actions])
+    recorded = RecordedFacts.of([rows.numpy() for rows in learnt.actions], episodes.contract)
     return GivenStarts(episodes.first_E_H_W_C, episodes.tasks, recorded, episodes.states_E_S)
 
 

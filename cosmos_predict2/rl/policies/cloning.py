@@ -262,7 +262,7 @@ def recorded_demonstrations(
         lambda i, frames: torch.from_numpy(episodes[i].pictures(frames)),
         str(folder),
         views_of(camera),
-        episodes[0].contract,
+        episodes[0].contract if state else episodes[0].contract.without_state(),
         [_states(episode, len(rows)) for episode, rows in zip(episodes, actions, strict=True)] if state else None,
     )
 

@@ -163,7 +163,8 @@ def test_a_policy_that_draws_is_seeded_by_the_server(name: str, tmp_path: Path, 
 @pytest.mark.parametrize("protocol", ["openpi", "gr00t"])
 def test_the_record_of_a_policy_is_compared(protocol: str, remotes: Any) -> None:
     policy = ToyPolicy()
-    policy.sentences, policy.views, policy.contract = ("push", "pull"), ("top",), ActionContract(("a", "b"), 10.0)
+    policy.sentences, policy.views = ("push", "pull"), ("top",)
+    policy.contract = ActionContract(("a", "b"), 10.0, ("q",))
     with served(policy, protocol) as address:
         remote, card = find_policy(address)
         remote.connection.close()

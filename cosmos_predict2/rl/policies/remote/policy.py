@@ -6,6 +6,7 @@ A connection that is lost costs the episode that asked. A server that stays away
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,7 +72,7 @@ class RemotePolicy(PolicyDefaults):
         parts = tuple(part.removeprefix("action.") for part in self.layout.actions)
         known = contract.names if own or len(parts) != self.action_dim else parts
         given_names = (names,) if isinstance(names, str) else tuple(names)
-        self.about["contract"] = ActionContract(given_names or known, rate or contract.rate).to_dict()
+        self.about["contract"] = replace(contract, names=given_names or known, rate=rate or contract.rate).to_dict()
 
     def _probed(self) -> tuple[int, int]:
         """Actions of a decision, and numbers of an action."""
