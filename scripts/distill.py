@@ -47,10 +47,11 @@ def run(args: argparse.Namespace) -> int:
     tree = run_tree(folder)
     noise_alone = 1e6  # a level, as the only step begins
     student = f"teacher: {args.world_model}, teacher_steps: {args.teacher_steps}, guidance: {args.guidance}"
+    student += f", causal: {args.causal}"
     pipe = "model.config.pipe_config"
     words = [
         f"job.name={args.name or Path(folder).name + '_student'}",
-        f"{pipe}.objective={{_target_: cosmos_predict2.world_model.objectives.Student, {student}, causal: {args.causal}}}",
+        f"{pipe}.objective={{_target_: cosmos_predict2.world_model.objectives.Student, {student}}}",
         f"{pipe}.timestamps.nfe={args.steps}",
         f"model.config.model_manager_config.dit_path={args.world_model}",
         f"model.config.validation_sigmas=[{noise_alone:g}]",
