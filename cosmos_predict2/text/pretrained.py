@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from cosmos_predict2.text import eight_bit
 from imaginaire import storage
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.weight_files import shape_of
+from imaginaire.checkpoint.weight_files import LazyTensors, shape_of
 from imaginaire.errors import CheckpointError, ConfigError, first_line, optional_module
 
 CONFIG = "config.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EIGHT_BIT = "int8"  # in place of a dtype's name: weights of linear layers, see EightBitLinear
+LARGEST, SMALLEST = 127, 1e-30  # of a row of zeros the scale is no zero
 MOST, MOST_LAYERS = 2**31, 1000  # of a number of a config.json, and of a number of layers there
 SMALL = 2**26  # numbers of parts that weights may lack: heads that a policy begins anew
 SAMPLE = 64  # values of each parameter that go into a fingerprint
@@ -94,9 +96,9 @@ def problems_of(path: str, tokenizer_files: Sequence[str], download: str) -> lis
 
 def encoder_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """The same of an encoder, whose linear layers may have weights of 8 bits."""
-    if isinstance(dtype, str) and dtype not in (known := (*DTYPES, eight_bit.NAME)):
+    if isinstance(dtype, str) and dtype not in (known := (*DTYPES, EIGHT_BIT)):
         raise ConfigError(f"dtype='{dtype}': expected one of {', '.join(known)}, or None.")
-    return torch.int8 if dtype == eight_bit.NAME else dtype_of(dtype)
+    return torch.int8 if dtype == EIGHT_BIT else dtype_of(dtype)
 
 
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -130,7 +132,7 @@ def load(
     is_8_bit = dtype == torch.int8
     model = model.to(torch.float32 if is_8_bit else dtype)
     if is_8_bit:
-        source = eight_bit.replace_linears(model, source)
+        source = _with_eight_bits(model, source)
     model = model.to_empty(device=device)
     tie: Any = getattr(model, "tie_weights", None)
     if tie is not None:
@@ -141,8 +143,8 @@ def load(
 
 def dtype_name(model: Any) -> str:
     """The dtype in the name of an encoder with this network."""
-    is_8_bit = any(isinstance(module, eight_bit.EightBitLinear) for module in model.modules())
-    return eight_bit.NAME if is_8_bit else str(model.dtype).removeprefix("torch.")
+    is_8_bit = any(isinstance(module, EightBitLinear) for module in model.modules())
+    return EIGHT_BIT if is_8_bit else str(model.dtype).removeprefix("torch.")
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -152,3 +154,61 @@ def fingerprint(model: nn.Module) -> str:
         digest.update(f"{name} {list(parameter.shape)}".encode())
         digest.update(parameter.detach().flatten()[:SAMPLE].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:8]
+
+
+# Weights of 8 bits ----------------------------------------------------------------------------------------------------
+
+
+class EightBitLinear(nn.Module):
+    """y = scale * (weight x) + bias: each row of the weight is int8, times its largest magnitude / 127 in float32.
+
+    A quarter of the bytes of float32. Inputs and sums stay in float32.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        shape, device = linear.weight.shape, linear.weight.device
+        self.weight = nn.Parameter(torch.empty(shape, dtype=torch.int8, device=device), requires_grad=False)
+        self.scale = nn.Parameter(torch.empty(shape[0], device=device), requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+def quantized(weight_O_I: Tensor) -> tuple[Tensor, Tensor]:
+    """(int8 [O, I], float32 [O]): rows divided by a 127th of their largest magnitude, rounded."""
+    weight_O_I = weight_O_I.float()
+    scale_O = weight_O_I.abs().amax(dim=1).clamp(min=SMALLEST) / LARGEST
+    return (weight_O_I / scale_O[:, None]).round().to(torch.int8), scale_O
+
+
+def _with_eight_bits(model: nn.Module, source: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Give the model, on the meta device, such layers; its weights, quantized when they are read."""
+    found = {f"{name}.weight": name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    for name in found.values():
+        parent, _, child = name.rpartition(".")
+        owner = model.get_submodule(parent)
+        setattr(owner, child, EightBitLinear(getattr(owner, child)))
+    halves = _Halves(source)
+    places: dict[str, tuple[Mapping[str, Tensor] | _Halves, str]] = {}
+    for name in source:
+        if name in found:
+            places |= {name: (halves, name), f"{found[name]}.scale": (halves, f"{name}/scale")}
+        else:
+            places[name] = (source, name)
+    return LazyTensors(places)
+
+
+class _Halves:
+    """Weights in 8 bits and their scales; the last one read is kept for its other half."""
+
+    def __init__(self, source: Mapping[str, Tensor]) -> None:
+        self._source, self._name = source, ""
+
+    def __getitem__(self, key: str) -> Tensor:
+        name, _, is_scale = key.partition("/")
+        if self._name != name:
+            self._name, (self._weight, self._scale) = name, quantized(self._source[name])
+        return self._scale if is_scale else self._weight

@@ -40,7 +40,7 @@ class Reason1Encoder:
         strategy: Strategy = "full_concat",
         n_layers_per_group: int = 5,
         max_length: int = NUM_TOKENS,
-        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint; "int8": see eight_bit.py
+        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint; "int8": see EightBitLinear
         device: torch.device | str = "cpu",
     ) -> None:
         _check_strategy(strategy, n_layers_per_group)

@@ -39,7 +39,7 @@ class T5Encoder:
         path: str = "checkpoints/google-t5/t5-11b",
         *,
         max_length: int = NUM_TOKENS,
-        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint; "int8": see eight_bit.py
+        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint; "int8": see EightBitLinear
         device: torch.device | str = "cpu",
         batch_size: int = BATCH_SIZE,
     ) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text import reason1
-from cosmos_predict2.text.eight_bit import EightBitLinear, quantized
+from cosmos_predict2.text.pretrained import EightBitLinear, quantized
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder, load_t5
 from cosmos_predict2.text.trained_text import is_same_encoder
