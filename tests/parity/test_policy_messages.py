@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
-from cosmos_predict2.rl.policies.remote.connections import Gr00t, OpenPi
 from cosmos_predict2.rl.policies.remote.layouts import layout_of, observed, shown
+from cosmos_predict2.rl.policies.remote.policy import Gr00t, OpenPi
 from cosmos_predict2.rl.remote import wire
 from cosmos_predict2.tools.serve.server import Gr00tAnswers, ServedPolicy, openpi_reply
 from tests.goldens import Golden, Value
