@@ -22,7 +22,8 @@ from benchmarks import machine
 from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
-from cosmos_predict2.diffusion.solvers import guide, karras_sigmas, sample
+from cosmos_predict2.diffusion.rectified_flow import karras_sigmas
+from cosmos_predict2.diffusion.solvers import guide, sample
 from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer

@@ -158,8 +158,8 @@ NAMES = {
         "_VIDEO_EXTENSIONS": "cosmos_predict2.data.video.media:VIDEO_SUFFIXES",
     },
     "cosmos_predict2.schedulers.rectified_flow_scheduler": {
-        "RectifiedFlowAB2Scheduler": "use cosmos_predict2.diffusion.solvers: sample(denoise, noise, karras_sigmas(35),"
-        ' "2ab").',
+        "RectifiedFlowAB2Scheduler": "use cosmos_predict2.diffusion: solvers.sample(denoise, noise,"
+        ' rectified_flow.karras_sigmas(35), "2ab").',
     },
     "cosmos_predict2.tokenizers.tokenizer": {
         "CosmosImageTokenizer": "the image tokenizer of the fast 0.6B model is not here; use TokenizerInterface.",

@@ -7,6 +7,7 @@ frame k to frame k + 1, and its gripper number is the state of frame k + 1. Erro
 which file it was.
 """
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -170,7 +171,8 @@ class ActionTransform:
                 del row[key]
         return {**row, "scale": list(self.scale), "offset": list(self.offset)}
 
-    def to_json(self) -> str:
+    @functools.cached_property  # each sample carries it
+    def as_json(self) -> str:
         """JSON in one line, as samples and checkpoints carry it."""
         return json.dumps(self.to_dict(), separators=(",", ":"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sampling loop, its steppers, the solvers by name, and the noise levels that a sampler visits.
+"""The sampling loop, its steppers, and the solvers by name.
 
 A solver takes the state from one noise level to the next, given the estimate of the clean video there. All but
 "unipc" and "flow_euler" work on x = x0 + sigma epsilon; these two on flow times, x_t = (1 - t) x0 + t epsilon, where
@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, flow_time, interpolate, shift_time
+from cosmos_predict2.diffusion.rectified_flow import interpolate
 
 SMALLEST_STEP = 1e-6  # in lambda
 
@@ -235,7 +235,6 @@ SOLVERS: dict[str, Callable[[Evaluate], Stepper]] = {
     "flow_euler": Euler,
 }
 FLOW_SOLVERS = ("unipc", "flow_euler")  # of flow times
-FLOW_SCHEDULES = ("shift", "karras", "diffusers", "even")
 
 
 def sample(
@@ -286,60 +285,3 @@ def solver(name: str, evaluate: Evaluate) -> Stepper:
     if name not in SOLVERS:
         raise ValueError(f"No solver is called '{name}'. Known: {', '.join(SOLVERS)}.")
     return SOLVERS[name](evaluate)
-
-
-# Noise levels: decreasing float64 lists on the CPU --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSchedule:
-    """Flow times from noise to 0, and the timestep that the network is given at each of them but the last.
-
-    Called ``sigmas`` as in the samplers; in a flow the noise level is the time itself, from 1 to 0.
-    """
-
-    sigmas: Tensor  # float64 with values that float32 holds: the released samplers keep them so
-    timesteps: Tensor  # one fewer; int64, of "even" float64
-
-    def timesteps_at(self, sigma_B: Tensor) -> Tensor:
-        """The timesteps (float, on the device of ``sigma_B``) that belong to levels of this schedule."""
-        levels = self.sigmas[:-1].to(sigma_B, non_blocking=True)
-        nearest = (sigma_B[:, None] - levels).abs().argmin(dim=1)
-        return self.timesteps.to(sigma_B, non_blocking=True)[nearest]
-
-
-def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, order: float = 7.0) -> Tensor:
-    """num_steps + 1 levels from sigma_max to sigma_min, equally spaced in sigma^(1 / order) (EDM, eq. 5)."""
-    _check_num_steps(num_steps)
-    if not 0 <= sigma_min < sigma_max:
-        raise ValueError(f"Noise levels run down from sigma_max to sigma_min; found {sigma_max} and {sigma_min}.")
-    start, end = sigma_max ** (1 / order), sigma_min ** (1 / order)
-    share = torch.arange(num_steps + 1, dtype=torch.float64) / num_steps
-    return torch.pow(start + share * (end - start), order)
-
-
-def flow_sigmas(num_steps: int, kind: str = "shift", *, shift: float = 5.0) -> FlowSchedule:
-    """The lists of predict2.5 and of Wan2.1, ending in 0.
-
-    "shift" has ``num_steps`` evaluations at equally spaced times from 0.999 to 0, shifted: those of both families' own
-    UniPC. "diffusers" are its times for Wan2.1, from 1 to 0.001, of which the first is a little below 1. "even" are
-    those from 1 to 0, with timesteps that are not rounded. "karras" has one evaluation more: the times of
-    ``karras_sigmas`` from 200 to 0.01.
-    """
-    _check_num_steps(num_steps)
-    ends = {"shift": (1 - 1 / NUM_TIMESTEPS, 0.0), "diffusers": (1.0, 1 / NUM_TIMESTEPS), "even": (1.0, 0.0)}
-    if kind in ends:
-        times = shift_time(torch.linspace(*ends[kind], num_steps + 1, dtype=torch.float64)[:-1], shift)
-        if kind == "diffusers":
-            times[0] -= 1e-6
-    elif kind == "karras":
-        times = flow_time(karras_sigmas(num_steps, 0.01, 200.0))
-    else:
-        raise ValueError(f"There is no flow schedule '{kind}'; there are {', '.join(FLOW_SCHEDULES)}.")
-    with_end, timesteps = torch.cat([times, times.new_zeros(1)]), times * NUM_TIMESTEPS
-    return FlowSchedule(with_end.float().double(), timesteps if kind == "even" else timesteps.long())
-
-
-def _check_num_steps(num_steps: int) -> None:
-    if num_steps < 1:
-        raise ValueError(f"Sampling takes at least 1 step, not {num_steps}.")

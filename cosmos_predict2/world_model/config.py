@@ -9,8 +9,7 @@ import torch
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import ConditionerConfig
 from cosmos_predict2.data.video.clips import CROPS
-from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
-from cosmos_predict2.diffusion.solvers import FLOW_SCHEDULES, FlowSchedule, flow_sigmas
+from cosmos_predict2.diffusion.rectified_flow import FLOW_SCHEDULES, NUM_TIMESTEPS, FlowSchedule, flow_sigmas
 from cosmos_predict2.guardrail.runner import GuardrailConfig, PromptRefinerConfig
 from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.tokenizers.sizes import pixel_frames

@@ -27,7 +27,7 @@ from cosmos_predict2.checkpoints.card import KNOWN, register
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, add_noise, at_least_float32, flow_time, per_frame
-from cosmos_predict2.diffusion.solvers import FLOW_SOLVERS, SOLVERS, Denoise, SameNoise, Stepper, karras_sigmas
+from cosmos_predict2.diffusion.solvers import FLOW_SOLVERS, SOLVERS, Denoise, SameNoise, Stepper
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
 from imaginaire.buildable import describe, resolve, shipped, target_of
@@ -431,7 +431,7 @@ def _path_by_noise_levels(
     config: Video2WorldPipelineConfig, guided: Guided, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
 ) -> SamplingPath:
     levels = config.timestamps
-    sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
+    sigmas = rectified_flow.karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
     clean = guided(lambda denoiser, *inputs: denoiser(*inputs))
     return SamplingPath(clean, noise_B_C_T_H_W * levels.t_max, sigmas, solver)
 

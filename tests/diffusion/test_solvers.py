@@ -7,18 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.solvers import (
-    SOLVERS,
-    AdamsBashforth2,
-    SameNoise,
-    Step,
-    Stepper,
-    UniPC,
-    flow_sigmas,
-    guide,
-    karras_sigmas,
-    sample,
-)
+from cosmos_predict2.diffusion.rectified_flow import flow_sigmas, karras_sigmas
+from cosmos_predict2.diffusion.solvers import SOLVERS, AdamsBashforth2, SameNoise, Step, Stepper, UniPC, guide, sample
 
 SHAPE = (2, 3, 2, 4, 4)
 

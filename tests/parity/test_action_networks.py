@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.conditioner import Condition, conditioning_frames_mask
-from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, training_timesteps
-from cosmos_predict2.diffusion.solvers import Step, flow_sigmas, guide, karras_sigmas, sample
+from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, flow_sigmas, karras_sigmas, training_timesteps
+from cosmos_predict2.diffusion.solvers import Step, guide, sample
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig

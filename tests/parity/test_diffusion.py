@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.diffusion.rectified_flow import (
     draw_sigma,
+    flow_sigmas,
+    karras_sigmas,
     nonuniform_weight,
     rectified_flow_scaling,
     rectified_flow_weight,
 )
-from cosmos_predict2.diffusion.solvers import Step, flow_sigmas, karras_sigmas, sample
+from cosmos_predict2.diffusion.solvers import Step, sample
 from imaginaire.training.model import PowerEMA, power_ema_exponent
 from tests.goldens import Golden, Value
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.diffusion import solvers
-from cosmos_predict2.diffusion.rectified_flow import Scaling, per_frame, rectified_flow_scaling
-from cosmos_predict2.diffusion.solvers import Step, karras_sigmas
+from cosmos_predict2.diffusion.rectified_flow import Scaling, karras_sigmas, per_frame, rectified_flow_scaling
+from cosmos_predict2.diffusion.solvers import Step
 from cosmos_predict2.diffusion.transitions import (
     ChurnChain,
     Normal,

@@ -15,8 +15,7 @@ from cosmos_predict2.checkpoints import wan_names
 from cosmos_predict2.checkpoints.adapters import apply_lora
 from cosmos_predict2.checkpoints.dit_loading import load_dit
 from cosmos_predict2.conditioner import Condition, image_channels
-from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, draw_timesteps, noise_level
-from cosmos_predict2.diffusion.solvers import flow_sigmas
+from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, draw_timesteps, flow_sigmas, noise_level
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.blocks import modulated_norm

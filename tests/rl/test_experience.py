@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.diffusion.solvers import karras_sigmas
+from cosmos_predict2.diffusion.rectified_flow import karras_sigmas
 from cosmos_predict2.diffusion.transitions import Chain, ChurnChain, FlowChain
 from cosmos_predict2.rl.clips.rollout import (
     ChainPath,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.diffusion.solvers import karras_sigmas
+from cosmos_predict2.diffusion.rectified_flow import karras_sigmas
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowChain, log_ratio
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips.rollout import check_chain

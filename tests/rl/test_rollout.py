@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.diffusion.solvers import karras_sigmas
+from cosmos_predict2.diffusion.rectified_flow import karras_sigmas
 from cosmos_predict2.diffusion.transitions import ChurnChain, FlowChain, Normal
 from cosmos_predict2.rl.clips import rollout
 from cosmos_predict2.rl.clips.rollout import (

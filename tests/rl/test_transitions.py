@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS
-from cosmos_predict2.diffusion.solvers import karras_sigmas
+from cosmos_predict2.diffusion.rectified_flow import NUM_TIMESTEPS, karras_sigmas
 from cosmos_predict2.diffusion.transitions import KINDS, Chain, ChurnChain, FlowChain, Normal, flow_std
 from cosmos_predict2.models.config import model_config
 from cosmos_predict2.rl.clips.rollout import ChainPath, chain_path, check_chain, roll_out

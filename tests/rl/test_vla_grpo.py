@@ -466,7 +466,7 @@ def test_a_batch_of_a_refinement_is_full_before_there_are_earlier_windows() -> N
     windows.begin_phase(full(2, 1.0))
     ours: Any = mock.Mock(config=RefinementConfig(newest=2, earlier=3, old=1), windows=windows, picture=(8, 8))
     ours._imagination.world = SimpleNamespace(net=SimpleNamespace(text_channels=4), config=SimpleNamespace(fps=10))
-    ours._probe, ours._imagination.transform.to_json.return_value = torch.zeros(1), "{}"
+    ours._probe, ours._imagination.transform.as_json = torch.zeros(1), "{}"
     ours._drawn = partial(Refinement._drawn, ours)
     ours._old = lambda seed, position: full(1, 9.0) | {SHOWN_KEY: torch.tensor([[1.0, 0.0]])}
     first = Refinement.batch(ours, 0, 12)
