@@ -41,6 +41,7 @@ add("--starts", default="", metavar="S", help="of scripts.make_reset_states; tho
 add("--policies", required=True, nargs="+", metavar="P", help="files, folders or runs, or MODULE:CLASS")
 add("--suite", default="", metavar="E", help="where it is true, also of starts: gym:ID, or yours, MODULE:CLASS")
 add("--truth", default="", metavar="FILE", help="true success that is known")
+add("--image_size", type=count, default=None, help="of a simulator's pictures (default: the suite's)")
 add("--episodes", type=count, default=100, help="starts of each policy, at most")
 add("--out", type=command_line.local_output, default=None, metavar="FILE", help="write the figures there, as JSON")
 command_line.common(add, "load_ema", "seed", "device")
@@ -127,7 +128,7 @@ def _played(
         chosen = held_out_starts(len(numbers), 1, args.seed)
         return value(starts, replace(chosen, trial_ids=list(numbers))), None
     chosen = held_out_starts(args.episodes, 1, args.seed)
-    with closing(suites.find(args.suite).env(AT_ONCE, policy)) as env:
+    with closing(suites.find(args.suite, image_size=args.image_size).env(AT_ONCE, policy)) as env:
         shown = SimulatedStarts(env, 1, fit_of(args.world_model), len(world.views))
         shown.recorded = starts.recorded  # type: ignore[attr-defined]
         imagined = value(shown, chosen)  # first: a policy that does not fit is refused before it plays

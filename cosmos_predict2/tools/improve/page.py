@@ -171,11 +171,13 @@ class WayResults:
         return "before" if clone == clones_of(self.options)[0] else way.CHOSEN
 
     def _choice(self) -> str:
-        """A sentence on the clone that imagination has chosen among several; empty of one."""
+        """A sentence on the clone that was chosen among several; empty of one."""
         learns, (first, *others) = chosen(self.options), clones_of(self.options)
         if not others:
             return ""
-        text = f" Imagination ranks {learns.title}, first of {1 + len(others)} clones"
+        is_played = any(row.get("true_success") for row in self.read(way.RANKING).get("policies", []))
+        how = "truly succeeds most" if is_played else "is first in imagination"
+        text = f" Of {1 + len(others)} clones {learns.title}, {how}"
         one, best = self.success("before"), self.success(way.CHOSEN)
         if learns == first or not one or not best:
             return f"{text}."
@@ -289,10 +291,13 @@ def _clone(page: Page, results: WayResults) -> None:
     }
     page.plots({"Held-out loss": losses}, "iteration")
     if len(found) > 1 and (ranking := results.read(way.RANKING)):
-        rows = [(Path(row["policy"]).parent.name.replace("_", " "), row["value"]) for row in ranking["policies"]]
-        columns = ("value", "low", "high")
-        page.table("imagined", columns, [(name, [_number(value[key]) for key in columns]) for name, value in rows])
-        page.verdict(f"{learns.title}, learns: it has the highest imagined value.")
+        ranked = {Path(row["policy"]).parent.name.replace("_", " "): row for row in ranking["policies"]}
+        columns, is_played = ("value", "low", "high"), all(row.get("true_success") for row in ranked.values())
+        for kind, title in (("value", "imagined"), *([("true_success", "true success")] if is_played else [])):
+            rows = [(name, [_number(row[kind][key]) for key in columns]) for name, row in ranked.items()]
+            page.table(title, columns, rows)
+        why = "it truly succeeds most" if is_played else "it has the highest imagined value"
+        page.verdict(f"{learns.title}, learns: {why}.")
     _truth(page, results, results.truth_of(learns))
 
 

@@ -30,7 +30,7 @@ WATCH = "trainer.callbacks.imagination_watch"
 GATE, GYM = "gate", "gym:"
 # The steps by which a policy that became worse is not kept.
 TRIAL_BEFORE, TRIAL_CLONE, TRIAL_AFTER = "trial_before", "trial_clone", "trial_after"
-CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the first of them
+CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the one that learns
 RANKING = "ranking.json"
 REINFORCED = "posttraining/reinforcement_learning/policy"
 # A policy also learns by large steps where it can be tried, without a watch: behind a good imagination it gains more.
@@ -111,12 +111,15 @@ def clones_of(options: Options) -> list[Clone]:
 
 
 def chosen(options: Options) -> Clone:
-    """The clone that learns: the first of the ranking, before there is one the first that is trained."""
+    """The clone that learns: that of most true success, where none is known that which imagination ranks first, and
+    before there is a ranking the first that is trained."""
     clones, path = clones_of(options), options.out / RANKING
     if len(clones) == 1 or not path.exists():
         return clones[0]
     try:  # the folder may have been moved
-        name = Path(foreign_json.load_object(path)["policies"][0]["policy"]).parent.name
+        rows = foreign_json.load_object(path)["policies"]
+        best = max(rows, key=lambda row: row["true_success"]["value"] if row.get("true_success") else 0.0)
+        name = Path(best["policy"]).parent.name
     except (ValueError, LookupError, TypeError) as error:
         raise DataError(f"{path} is no ranking of clones ({error!r}). Remove it: it is made again.") from error
     return next((clone for clone in clones if clone.name == name), clones[0])  # of one that is not trained any more
@@ -323,14 +326,16 @@ class _Way:
         return WayStep(clone.name, clone.title, words, reads, (clone.folder(self.out),), guess_s=130)
 
     def choice(self, phase: Phase, clones: Sequence[Clone]) -> WayStep:
-        """Clones in the order of what is imagined of them."""
+        """Clones in the order of what is imagined of them, with what they truly do where that can be played at will."""
         policies, ranking = [clone.folder(self.out) / "policy" for clone in clones], self.out / RANKING
         words = ("-m", "scripts.rank_policies", *self.imports, *_flags(world_model=phase.world_model))
         words += _flags(reward=phase.reward, starts=phase.starts, out=ranking)
-        words += (*self.seed, "--policies", *map(str, policies))
+        is_played = self.options.suite.startswith(GYM)  # others may have too few starts
+        words += (*(self.suite_size if is_played else ()), *self.seed, "--policies", *map(str, policies))
         reads = (phase.world_model / "checkpoints", phase.reward, phase.starts, *policies, *self.modules)
-        guess_s = 20 * len(clones) * self.area
-        return WayStep(CHOICE, "choice of a clone", words, reads, (ranking,), guess_s)
+        guess_s = (45 if is_played else 20) * len(clones) * self.area
+        codes = (0, 1) if is_played else (0,)  # 1: imagination's order is wrong, which then does not count
+        return WayStep(CHOICE, "choice of a clone", words, reads, (ranking,), guess_s, codes=codes)
 
     def starts(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.make_reset_states", *_flags(dataset=phase.data, split=phase.split))

@@ -120,6 +120,10 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
     names = [step.name for step in steps_of(options, RECORDED)]
     assert names[6:12] == ["clone", "clone_2", "clone_3", "clone_4", "starts", "choice"]
 
+    for suite, is_played in (("gym:ID", True), ("libero_spatial", False), ("", False)):
+        (step,) = (s for s in steps_of(replace(options, suite=suite, phases=0), RECORDED) if s.name == "choice")
+        assert ("--suite" in step.words) == is_played == (1 in step.codes), "few starts serve the truth alone"
+
     def learning(name: str = "learning") -> str:
         return " ".join(next(step for step in steps_of(options, RECORDED) if step.name == name).words)
 
@@ -144,6 +148,15 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
         page = write_page(WayResults(options, runner)).read_text()
     assert "2 succeed, 1 fail" in page, "of a recording without an outcome neither is known"
     assert "clone 4, pi05, seed 4, learns" in page and "clone, openvla_oft, seed 3" in page
+    for row, true in zip(rows, (0.2, 0.4, 0.4, 0.3), strict=True):
+        row["true_success"] = {**value, "value": true}
+    write_json(options.out / "ranking.json", {"policies": rows})
+    assert "cloning/clone/policy" in learning(), "of most true success; of equals the first in imagination"
+    with Runner(options.out, steps_of(options, RECORDED), shown=io.StringIO()) as runner:
+        assert (
+            "clone, openvla_oft, seed 3, learns: it truly succeeds most"
+            in write_page(WayResults(options, runner)).read_text()
+        )
     for damaged in ("[]", "{", '{"policies": []}'):
         (options.out / "ranking.json").write_text(damaged)
         with pytest.raises(DataError, match=r"ranking.json is no ranking of clones .* Remove it"):
@@ -251,12 +264,16 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
     found, done = gone(options, steps)
     assert {"learning", "after"} & done == ({"learning", "after"} if verdict == "go" else set())
     assert found.word == word and (verdict == "no") != ("true success 0.450 before, 0.450 after" in found.sentence)
-    said = "Imagination ranks clone 2, pi05, seed 0, first of 2 clones: its true success is 0.450, that of clone,"
+    said = "Of 2 clones clone 2, pi05, seed 0, is first in imagination: its true success is 0.450, that of clone,"
     assert f"{said} openvla_oft, seed 0, 0.200 (+0.250, with 95 %" in found.sentence
 
     (tmp_path / "ranking.json").write_text(json.dumps({"policies": rows[::-1], "problem": ""}))
     plan = Runner(tmp_path, [step for step in steps if step.name != "chosen"])
-    assert "ranks clone, openvla_oft, seed 0, first of 2 clones." in WayResults(options, plan).verdict().sentence
+    assert "clone, openvla_oft, seed 0, is first in imagination." in WayResults(options, plan).verdict().sentence
+    for row in rows:
+        row["true_success"] = {"value": 0.5}
+    (tmp_path / "ranking.json").write_text(json.dumps({"policies": rows[::-1], "problem": ""}))
+    assert "clone, openvla_oft, seed 0, truly succeeds most." in WayResults(options, plan).verdict().sentence
 
 
 @pytest.mark.parametrize(
