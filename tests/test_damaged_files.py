@@ -18,7 +18,7 @@ from cosmos_predict2.checkpoints.networks import diffusers_net
 from cosmos_predict2.data import dataset_latents
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
 from cosmos_predict2.data.dataset_prompts import read_prompts
-from cosmos_predict2.data.lerobot.info import read_info, read_modality
+from cosmos_predict2.data.lerobot.info import read_info
 from cosmos_predict2.data.lerobot.layouts import LayoutV2
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.pipelines.requests import read_batch
@@ -53,7 +53,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "info": ("meta/info.json", read_info),
     "judge": ("model_config.json", lambda f: _settings(str(f))),
     "latents": (dataset_latents.RECORD, dataset_latents.read_record),
-    "modality": ("meta/modality.json", read_modality),
+    "modality": ("meta/modality.json", read_info),
     "prompts": ("prompts.jsonl", lambda f: read_prompts(str(f / "prompts.jsonl"))),
     "public policy": ("config.json", lambda f: read_policy(str(f))),
     "shards": ("model.safetensors.index.json", lambda f: weights.read(str(f))),

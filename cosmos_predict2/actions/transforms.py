@@ -76,7 +76,7 @@ class ActionContract:
         """Say how ``what``, of this contract, and ``and_what`` differ; null: not at all, as far as is recorded."""
         both = ("actions", self.names, other.names), ("robot's state", self.state_names, other.state_names)
         for kind, ours, theirs in both:
-            if ours and theirs and ours != theirs:
+            if ours and theirs and _are_others(ours, theirs):
                 return f"{what} takes the {kind} ({', '.join(ours)}), but {and_what} ({', '.join(theirs)})"
         if self.rate and other.rate and abs(self.rate / other.rate - 1) > SAME_RATE:
             return f"{what} takes {self.rate:g} actions per second, but {and_what} {other.rate:g}"
@@ -84,6 +84,12 @@ class ActionContract:
 
 
 UNKNOWN = ActionContract()
+
+
+def _are_others(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """True for names of other numbers; a place in a part, arm[1], may have a name of its own in another record."""
+    both = zip(ours, theirs)
+    return len(ours) != len(theirs) or any(a != b and a.endswith("]") == b.endswith("]") for a, b in both)
 
 
 def _numbers(values: Sequence[float]) -> tuple[float, ...]:

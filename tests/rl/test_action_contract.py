@@ -106,6 +106,14 @@ def test_numbers_without_names_have_none(recordings: Path) -> None:
     assert source.action_contract(source.action_parts()) == ActionContract(NAMES, 5.0)
 
 
+def test_a_place_in_a_part_may_have_a_name_elsewhere() -> None:
+    """What older versions recorded as arm[0] has info.json's name now."""
+    old, new = ActionContract(("arm[0]", "arm[1]", "hand")), ActionContract(("pan", "lift", "hand"))
+    assert old.problem(new, "a", "b") is None and new.problem(old, "a", "b") is None
+    for other in (("arm[1]", "arm[0]", "hand"), ("pan", "lift", "foot"), ("pan", "lift")):
+        assert old.problem(ActionContract(other), "a", "b")
+
+
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_order_or_rate_is_refused_at_each_border(other: str, recordings: Path, tmp_path: Path) -> None:
     """Recordings that are replayed, imagined or measured on, starts whose facts are used, and clones; what fits or is

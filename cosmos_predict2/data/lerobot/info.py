@@ -105,7 +105,7 @@ def read_info(root: Path) -> Info:
         chunks_size=chunk,
         total_episodes=total if isinstance(total, int) else None,
         robot=str(content.get("robot_type") or ""),
-        modality=read_modality(root),
+        modality=read_modality(root, features),
     )
 
 
@@ -200,13 +200,13 @@ class Modality:
         return next((part.absolute for part in parts if part.start <= place < (part.end or 0)), None)
 
 
-def read_modality(root: Path) -> Modality:
-    """The content of modality.json; empty without one."""
+def read_modality(root: Path, features: Mapping[str, Mapping[str, Any]]) -> Modality:
+    """The content of modality.json about these columns; empty without one."""
     path = root / "meta" / "modality.json"
     content = read_json(path) if path.is_file() else {}
     return Modality(
-        state=_parts(content, "state", path),
-        action=_parts(content, "action", path),
+        state=_parts(content, "state", path, features),
+        action=_parts(content, "action", path, features),
         video={name: str(entry.get("original_key", name)) for name, entry in _entries(content, "video", path)},
         annotation={
             name: str(entry.get("original_key") or f"annotation.{name}")
@@ -215,14 +215,21 @@ def read_modality(root: Path) -> Modality:
     )
 
 
-def _parts(content: Mapping[str, Any], kind: str, path: Path) -> dict[str, Part]:
+def _parts(
+    content: Mapping[str, Any], kind: str, path: Path, features: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Part]:
     parts = {}
     for name, entry in _entries(content, kind, path):
         start, end = entry.get("start"), entry.get("end")
-        if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start < end:
+        if not (type(start) is type(end) is int and 0 <= start < end):
             raise DataError(f"{path}: {kind}.{name} goes from {start} to {end}; two ascending numbers are needed.")
-        absolute = entry.get("absolute")
-        column = str(entry.get("original_key") or _COLUMNS[kind])
+        absolute, column = entry.get("absolute"), str(entry.get("original_key") or _COLUMNS[kind])
+        shape = features.get(column, {}).get("shape")
+        if isinstance(shape, list) and len(shape) == 1 and isinstance(shape[0], int) and end > shape[0]:
+            raise DataError(
+                f"{path}: {kind}.{name} goes from {start} to {end}, but '{column}' has {shape[0]} numbers"
+                " (meta/info.json). Mend or remove the entry."
+            )
         parts[name] = Part(column, start, end, absolute if isinstance(absolute, bool) else None)
     return parts
 

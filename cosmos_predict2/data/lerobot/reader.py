@@ -345,17 +345,19 @@ def part_width(info: Info, part: Part) -> int:
 
 
 def number_names(info: Info, part: Part) -> list[str]:
-    """Names of a part's numbers, by modality.json or by info.json; else its column and their places."""
+    """Names of a part's numbers: modality.json's of a single one, or else info.json's, or their places in
+    modality.json's part, or in the column."""
     width = part_width(info, part)
     names = [f"{part.column}[{part.start + k}]" for k in range(width)]
     named = _flat(info.features[part.column].get("names"))
-    if len(named) >= part.start + width:
+    if is_named := len(named) >= part.start + width:
         names = named[part.start : part.start + width]
     for name, known in (*info.modality.state.items(), *info.modality.action.items()):
         if known.column == part.column and known.end is not None:
+            is_one = known.end == known.start + 1
             for k in range(max(known.start, part.start), min(known.end, part.start + width)):
-                is_one = known.end == known.start + 1
-                names[k - part.start] = name if is_one else f"{name}[{k - known.start}]"
+                if is_one or not is_named:
+                    names[k - part.start] = name if is_one else f"{name}[{k - known.start}]"
     return names
 
 

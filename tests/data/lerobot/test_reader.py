@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from cosmos_predict2.data.lerobot import tables
-from cosmos_predict2.data.lerobot.info import choose_episodes, held_out
-from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.info import Part, choose_episodes, held_out
+from cosmos_predict2.data.lerobot.reader import LeRobotSource, number_names
 from cosmos_predict2.data.lerobot.tables import TableReader
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.tools.prepare.lerobot_export import export
@@ -169,6 +169,16 @@ def test_modality_names_parts_of_the_action(v2: Path) -> None:
         source.action_parts("gripp")
 
 
+def test_numbers_of_a_wide_part_keep_their_names(v2: Path) -> None:
+    """info.json has them; modality.json names a part of one number, and places in a part that has no names."""
+    source, state = LeRobotSource.open(v2), Part("observation.state")
+    assert number_names(source.info, state) == ["x", "y", "z", "grip"]
+    assert source.action_contract(source.action_parts(["grip", "move"])).names == ("grip", "dx", "dy")
+    _modality({"move": {"start": 0, "end": 2}, "grip": {"start": 2, "end": 3}})(v2)  # info.json has no names of it
+    source = LeRobotSource.open(v2)
+    assert source.action_contract(source.action_parts()).names == ("move[0]", "move[1]", "grip")
+
+
 def test_the_only_column_of_actions_and_the_only_camera_need_no_name(v2: Path) -> None:
     features = json.loads((v2 / "meta/info.json").read_text())["features"]
     change_json(v2 / "meta/info.json", features={**features, "actions": features["action"]})
@@ -195,7 +205,7 @@ def gr1_modality() -> dict:
 
 
 def test_gr1_is_29_numbers_in_its_own_order(v2: Path) -> None:
-    made.write_json(v2 / "meta/modality.json", gr1_modality())
+    _modality(gr1_modality()["action"], 35)(v2)
     rows = numpy.arange(LENGTHS[0] * 35, dtype=numpy.float32).reshape(LENGTHS[0], 35)
     write_table(v2 / "data/chunk-000/episode_000000.parquet", {**made.table(0), "action": rows})
     source = LeRobotSource.open(v2)
@@ -251,8 +261,13 @@ def _info(**changes: object) -> Damage:
     return lambda root: change_json(root / "meta/info.json", **changes)
 
 
-def _modality(action: dict) -> Damage:
-    return lambda root: made.write_json(root / "meta/modality.json", {"action": action})
+def _modality(action: dict, width: int = 3) -> Damage:
+    def write(root: Path) -> None:
+        features = made.FEATURES | {"action": {"dtype": "float32", "shape": [width], "names": None}}
+        change_json(root / "meta/info.json", features=features)
+        made.write_json(root / "meta/modality.json", {"action": action})
+
+    return write
 
 
 def _table(**columns: object) -> Damage:
@@ -324,9 +339,16 @@ WIDE_WAIST = gr1_modality()["action"] | {"waist": {"start": 32, "end": 36}}
         ("v2.1", _without("action"), _rows, "'action'"),
         ("v2.1", _without(WRIST), lambda source: source.frames(1, WRIST, [0]), WRIST),
         ("v2.1", _nothing, _gr1, "'left_arm'"),
-        ("v2.1", _modality(WIDE_WAIST), _gr1, "'waist'"),
+        ("v2.1", _modality(WIDE_WAIST, 36), _gr1, "'waist'"),
+        (
+            "v2.1",
+            _modality(WIDE_WAIST, 35),
+            _nothing,
+            r"modality\.json: action\.waist goes from 32 to 36, but .* has 35",
+        ),
         ("v2.1", lambda root: (root / "meta/modality.json").unlink(), _gr1, r"modality\.json"),
-        ("v2.1", _modality({"move": {"start": 0, "end": 4}}), _move, "'action'"),
+        ("v2.1", _modality({"move": {"start": 0, "end": 4}}, 4), _move, "'action'"),
+        ("v2.1", _modality({"move": {"start": True, "end": 2}}), _nothing, r"action\.move"),
         ("v2.1", _modality({"move": {"start": 2}}), _nothing, r"action\.move"),
     ],
 )

@@ -438,10 +438,10 @@ def test_the_actions_of_a_lerobot_data_set_are_shown(robot: Path, capsys: Any, c
         assert figures == pytest.approx(expected, rel=1e-3)
         assert "seen by a model as controller of 3 numbers, scale 1" in out
     made.write_json(robot / "meta/modality.json", made.MODALITY)
-    assert check(robot)[1]["actions"][0]["names"] == ["move[0]", "move[1]", "grip"]
+    assert check(robot)[1]["actions"][0]["names"] == ["dx", "dy", "grip"]
     caplog.set_level("INFO")
     assert prepare_lerobot_data._look_at(robot, None) == 0
-    assert "actions: 'action': 3 numbers" in caplog.text and "move[1] " in caplog.text
+    assert "actions: 'action': 3 numbers" in caplog.text and " dy " in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
