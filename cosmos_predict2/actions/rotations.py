@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotations as roll, pitch and yaw, as matrices, as quaternions and as turns about an axis; NumPy float64, batched."""
+"""Rotations as roll, pitch and yaw, as matrices, as quaternions, as two axes (rot6d) and as turns about an axis; NumPy
+float64, batched."""
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError, near
 
 Floats = NDArray[numpy.float64]
+
+# Both are called rot6d in public code: openvla, DROID and GR00T take the first two rows of a matrix, cosmos-framework
+# its first two columns, which are the rows of the inverse rotation.
+ROT6D = ("rows", "columns")
 
 _SINGULAR = 1e-6  # cos(pitch) below which roll and yaw are one angle
 _ORTHONORMAL = 1e-6  # largest element of R Rt - 1 that is rounding
@@ -59,6 +64,38 @@ def quaternion_to_matrix(quaternion: ArrayLike) -> Floats:
         [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
     ]
     return numpy.stack([numpy.stack(row, axis=-1) for row in rows], axis=-2)
+
+
+def matrix_to_rot6d(matrix: ArrayLike, of: str) -> Floats:
+    """The first two rows of [..., 3, 3], one behind the other, or its first two columns: [..., 6]."""
+    check_rot6d(of)
+    rotation = _rotation(matrix)
+    axes = rotation if of == "rows" else numpy.swapaxes(rotation, -1, -2)
+    return axes[..., :2, :].reshape(*rotation.shape[:-2], 6)
+
+
+def rot6d_to_matrix(rot6d: ArrayLike, of: str) -> Floats:
+    """The rotation [..., 3, 3] whose first rows or columns are nearest to these [..., 6]: the first keeps its direction
+    (Gram-Schmidt)."""
+    check_rot6d(of)
+    numbers = numpy.asarray(rot6d, dtype=numpy.float64)
+    first = _unit(numbers[..., :3])
+    second = _unit(numbers[..., 3:] - (first * numbers[..., 3:]).sum(axis=-1, keepdims=True) * first)
+    return numpy.stack([first, second, numpy.cross(first, second)], axis=-2 if of == "rows" else -1)
+
+
+def check_rot6d(of: str) -> None:
+    if of not in ROT6D:
+        raise ConfigError(
+            f"rot6d is {of!r}: the first two of a matrix's rows or columns are meant.{near(str(of), ROT6D)}"
+        )
+
+
+def _unit(vector: Floats) -> Floats:
+    length = numpy.linalg.norm(vector, axis=-1, keepdims=True)
+    if not (length > 1e-9).all():
+        raise DataError("A rot6d has an axis of length 0, or two that are parallel: it is no rotation.")
+    return vector / length
 
 
 def axis_angle_to_matrix(vector: ArrayLike) -> Floats:

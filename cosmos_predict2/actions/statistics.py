@@ -149,18 +149,18 @@ def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatist
         raise DataError(f"{path} has numbers that cannot be read: {error}") from error
 
 
-def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:
+def unit_transform(columns: ColumnStatistics, kind: str = "controller", **form: Any) -> ActionTransform:
     """2 (a - q01) / (q99 - q01) - 1, not clipped, 0 in a column that never changes; with the statistics in it."""
     spread, is_scaled = columns.q99 - columns.q01, columns.is_scaled
     moves = is_scaled & (spread != 0)
     scale = numpy.where(moves, 2 / numpy.where(spread == 0, 1.0, spread), 1.0)
     offset = numpy.where(moves, -1 - columns.q01 * scale, numpy.where(is_scaled, -columns.q01, 0.0))
-    return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=columns.to_dict())
+    return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=columns.to_dict(), **form)
 
 
 def order_one_transform(columns: ColumnStatistics, kind: str = "controller", **form: Any) -> ActionTransform:
     """The transform that brings the usual values of each column (q01 to q99) to the order of 1, with the statistics.
-    ``form``: accumulate and quaternion of raw actions that have them.
+    ``form``: accumulate, quaternion and rot6d of raw actions that have them.
 
     Each column is multiplied by the power of two that brings its largest usual value between 0.7 and 1.4. Zero stays
     zero, as a motion of zero means no motion; only a column of a controller whose usual values lie apart from it (joint
@@ -188,8 +188,8 @@ def quantile_transform(columns: ColumnStatistics, kind: str = "controller", **fo
     """
     low, high = _usual(columns)
     is_constant = high - low <= numpy.maximum(CONSTANT[0], CONSTANT[1] * numpy.abs(low))
-    unit = unit_transform(attrs.evolve(columns, q01=low, q99=numpy.where(is_constant, low, high)), kind)
-    return attrs.evolve(unit, stats=columns.to_dict(), **form)
+    unit = unit_transform(attrs.evolve(columns, q01=low, q99=numpy.where(is_constant, low, high)), kind, **form)
+    return attrs.evolve(unit, stats=columns.to_dict())
 
 
 FITS = {STATISTICS: order_one_transform, QUANTILES: quantile_transform}

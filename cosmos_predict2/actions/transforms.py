@@ -18,9 +18,11 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 
 from cosmos_predict2.actions.rotations import (
+    check_rot6d,
     euler_to_matrix,
     matrix_to_euler,
     matrix_to_quaternion,
+    matrix_to_rot6d,
 )
 from imaginaire import foreign_json
 from imaginaire.errors import ConfigError, DataError, near
@@ -31,6 +33,7 @@ Accumulate = str | int | None
 # Data sets, inference and environments share it: published action-conditioned weights were trained with it.
 ACTION_SCALE = 20.0
 KINDS = ("relative_pose", "controller")
+EULER = 3  # numbers of a rotation as angles
 COMBINATIONS = ("sum", "first", "last")
 SAME_RATE = 0.02  # a file's rate may be rounded: 29.97 and 30
 
@@ -112,6 +115,7 @@ class ActionTransform:
     offset: tuple[float, ...] = attrs.field(default=(), converter=_numbers)  # empty: zeros
     accumulate: Accumulate = None  # the pose that differences are taken from, see pose_differences
     quaternion: bool = False
+    rot6d: str | None = None  # in place of a quaternion: the first two "rows" or "columns" of the rotation's matrix
     # What is known of the raw actions, as dataset_statistics.json has it: a note, which two transforms may differ in.
     stats: dict[str, Any] | None = attrs.field(default=None, eq=False)
     # The default of a data set: a run whose weights or config have another keeps theirs.
@@ -129,12 +133,13 @@ class ActionTransform:
                 f"action_transform.offset has {len(self.offset)} numbers {self.offset}, but scale {len(self.scale)}."
             )
         check_accumulate(self.accumulate)
-        if self.kind == "controller" and (self.quaternion or self.accumulate is not None):
-            raise ConfigError("action_transform: quaternion and accumulate belong to kind 'relative_pose' only.")
-        if self.kind == "relative_pose" and len(self.scale) != 7 + self.quaternion:
+        turn = rotation_size(self.quaternion, self.rot6d)
+        if self.kind == "controller" and (turn != EULER or self.accumulate is not None):
+            raise ConfigError("action_transform: quaternion, rot6d and accumulate belong to kind 'relative_pose' only.")
+        if self.kind == "relative_pose" and len(self.scale) != 4 + turn:
             raise ConfigError(
                 f"action_transform.scale has {len(self.scale)} numbers; a relative pose with gripper has"
-                f" {7 + self.quaternion}{' (with quaternion)' if self.quaternion else ''}."
+                f" {4 + turn}{self._rotation}."
             )
 
     @property
@@ -143,9 +148,13 @@ class ActionTransform:
         return len(self.scale)
 
     @property
-    def raw_form(self) -> tuple[str, int, Accumulate]:
+    def raw_form(self) -> tuple[str, int, Accumulate, str | None]:
         """Form of the raw actions: transforms that share it differ in factors and summands alone."""
-        return self.kind, self.dim, self.accumulate
+        return self.kind, self.dim, self.accumulate, self.rot6d
+
+    @property
+    def _rotation(self) -> str:
+        return ", quaternion" if self.quaternion else f", rot6d of {self.rot6d}" if self.rot6d else ""
 
     @property
     def contract(self) -> ActionContract:
@@ -172,7 +181,7 @@ class ActionTransform:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON or YAML values."""
         row = attrs.asdict(self)
-        for key in ("stats", "proposed"):
+        for key in ("stats", "proposed", "rot6d"):
             if not row[key]:
                 del row[key]
         return {**row, "scale": list(self.scale), "offset": list(self.offset)}
@@ -187,7 +196,7 @@ class ActionTransform:
         scale = f"{self.scale[0]:g}" if len(set(self.scale)) == 1 else _short(self.scale)
         rest = f", offset {_short(self.offset)}" if self.offset else ""
         rest += f", accumulate {self.accumulate}" if self.accumulate is not None else ""
-        return f"{self.kind} of {self.dim} numbers, scale {scale}{rest}{', quaternion' if self.quaternion else ''}"
+        return f"{self.kind} of {self.dim} numbers, scale {scale}{rest}{self._rotation}"
 
     @classmethod
     def from_json(cls, text: str) -> "ActionTransform":
@@ -224,12 +233,28 @@ def _short(values: Sequence[float]) -> str:
 
 
 def relative_pose(
-    scale: float = ACTION_SCALE, gripper_scale: float = 1.0, *, accumulate: Accumulate = None, quaternion: bool = False
+    scale: float = ACTION_SCALE,
+    gripper_scale: float = 1.0,
+    *,
+    accumulate: Accumulate = None,
+    quaternion: bool = False,
+    rot6d: str | None = None,
 ) -> ActionTransform:
-    """The transform of pose differences: position and angles scaled, a quaternion not, the gripper apart."""
-    rotation = (1.0,) * 4 if quaternion else (scale,) * 3
-    numbers = ((scale,) * 3) + rotation + (gripper_scale,)
-    return ActionTransform(kind="relative_pose", scale=numbers, accumulate=accumulate, quaternion=quaternion)
+    """The transform of pose differences: position and angles scaled, a quaternion or rot6d not, the gripper apart."""
+    turn = rotation_size(quaternion, rot6d)
+    numbers = (scale,) * 3 + (scale if turn == EULER else 1.0,) * turn + (gripper_scale,)
+    form: dict[str, Any] = dict(accumulate=accumulate, quaternion=quaternion, rot6d=rot6d)
+    return ActionTransform(kind="relative_pose", scale=numbers, **form)
+
+
+def rotation_size(quaternion: bool, rot6d: str | None) -> int:
+    """Numbers of a rotation in this form."""
+    if rot6d is None:
+        return 4 if quaternion else EULER
+    check_rot6d(rot6d)
+    if quaternion:
+        raise ConfigError(f"quaternion=True and rot6d={rot6d}: a rotation has one form, set one of them.")
+    return 6
 
 
 def controller(dim: int = 7, scale: float = ACTION_SCALE) -> ActionTransform:
@@ -295,7 +320,12 @@ def base_frames(num_frames: int, accumulate: Accumulate = None) -> NDArray[numpy
 
 
 def pose_differences(
-    states: ArrayLike, gripper: ArrayLike, *, accumulate: Accumulate = None, quaternion: bool = False
+    states: ArrayLike,
+    gripper: ArrayLike,
+    *,
+    accumulate: Accumulate = None,
+    quaternion: bool = False,
+    rot6d: str | None = None,
 ) -> Floats:
     """Unscaled actions: where each pose lies and how it is turned, seen from its base, and the gripper state there.
 
@@ -304,13 +334,16 @@ def pose_differences(
     """
     poses, closed = check_poses(states, gripper)
     if len(poses) < 2:
-        return numpy.empty((0, 8 if quaternion else 7))
+        return numpy.empty((0, 4 + rotation_size(quaternion, rot6d)))
     rotation = euler_to_matrix(poses[:, 3:])
     base = base_frames(len(poses), accumulate)
     to_base = numpy.swapaxes(rotation[base], -1, -2)
     moved = (to_base @ (poses[1:, :3] - poses[base, :3])[:, :, None])[:, :, 0]
     turned = to_base @ rotation[1:]
-    turn = matrix_to_quaternion(turned) if quaternion else matrix_to_euler(turned)
+    if rot6d is not None:
+        turn = matrix_to_rot6d(turned, rot6d)
+    else:
+        turn = matrix_to_quaternion(turned) if quaternion else matrix_to_euler(turned)
     return numpy.concatenate([moved, turn, closed[1:, None]], axis=1)
 
 

@@ -161,7 +161,13 @@ def _from_diffusers(source: Mapping[str, Tensor], address: str, which: str) -> M
 
 LATENT_CHANNELS = 16
 RATIO = 4  # pixel frames, and so actions, that make a latent frame
-ACTION_SIZES = {7: "pose and gripper", 8: "with a quaternion", 29: "GR1", 43: "G1"}  # numbers of known data
+ACTION_SIZES = {
+    7: "pose and gripper",
+    8: "with a quaternion",
+    10: "with rot6d",
+    29: "GR1",
+    43: "G1",
+}  # numbers of known data
 _SIZES = {(1280, 20): "0.6B", (2048, 28): "2B", (5120, 36): "14B", (1536, 30): "1.3B", (5120, 40): "14B"}
 # Channels that enter the patch embedding: latents, condition mask, padding mask, seven views.
 _KINDS = {17: "Text2Image", 18: "Video2World", 25: "multiview"}

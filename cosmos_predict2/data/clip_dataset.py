@@ -65,8 +65,8 @@ class Source(Protocol):
 
     lengths: Sequence[int] | Numbers | None = None  # frames of each, for every window; None: known to the opened clip
     num_cameras: int = 1
-    # Of an ActionTransform kind, accumulate and quaternion, and of raw numbers ``known`` ranges and the ``contract``;
-    # None: no actions.
+    # Of an ActionTransform kind, accumulate, quaternion and rot6d, and of raw numbers ``known`` ranges and the
+    # ``contract``; None: no actions.
     action_form: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:

@@ -168,12 +168,14 @@ def chosen_frames(count: int, reading: Reading, stride: int | None = None) -> nu
 
 def _differences(poses: Floats, gripper: Floats, reading: Reading) -> Floats:
     transform, size = reading.transform, reading.chunk_size
+    how: dict[str, Any] = dict(quaternion=transform.quaternion, rot6d=transform.rot6d)
     if transform.accumulate is None:
-        return pose_differences(poses, gripper, quaternion=transform.quaternion)
+        return pose_differences(poses, gripper, **how)
     # To the first frame of each window, as in training: here a window is a chunk.
     chunks = [slice(first, first + size + 1) for first in range(0, len(poses) - 1, size)]
-    how: dict[str, Any] = dict(accumulate=transform.accumulate, quaternion=transform.quaternion)
-    return numpy.concatenate([pose_differences(poses[i], gripper[i], **how) for i in chunks])
+    return numpy.concatenate(
+        [pose_differences(poses[i], gripper[i], accumulate=transform.accumulate, **how) for i in chunks]
+    )
 
 
 def _rows(annotation: dict[str, Any], reading: Reading) -> tuple[str, Floats]:

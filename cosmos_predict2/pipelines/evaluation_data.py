@@ -313,6 +313,7 @@ def _dataset_of_folder(
         num_frames=num_frames,
         accumulate_action=transform.accumulate,
         quaternion=transform.quaternion,
+        rot6d=transform.rot6d,
         action_transform=transform,
         **own_arguments(ActionConditionedDataset, trained, shape),
     )

@@ -63,7 +63,7 @@ HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that
 OF_PLACE = {
     "root", "train_annotation_path", "val_annotation_path", "test_annotation_path", "video_path", "embedding_dir",
     "mode", "data_split", "split_file", "num_frames", "num_action_per_chunk", "load_t5_embeddings", "accumulate_action",
-    "quaternion", "action_scale", "gripper_rescale_factor", "action_transform",
+    "quaternion", "rot6d", "action_scale", "gripper_rescale_factor", "action_transform",
 }  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 """cosmos_predict2.data.action_conditioned.{actions, rotations}: poses to actions and back."""
 
 import json
+from typing import Any
 
+import attrs
 import numpy
 import pytest
 
@@ -11,7 +13,9 @@ from cosmos_predict2.actions.rotations import (
     euler_to_matrix,
     matrix_to_euler,
     matrix_to_quaternion,
+    matrix_to_rot6d,
     quaternion_to_matrix,
+    rot6d_to_matrix,
     wrap,
 )
 from cosmos_predict2.actions.transforms import (
@@ -41,6 +45,43 @@ def test_rotations_survive_every_form() -> None:
     assert numpy.allclose(matrix_to_euler(euler_to_matrix(small)), small, atol=1e-10)
 
 
+@pytest.mark.parametrize("of", ["rows", "columns"])
+def test_a_rot6d_is_the_two_rows_or_columns_that_it_is_said_to_be(of: str) -> None:
+    """A quarter turn about z takes x to y: the first column is (0, 1, 0), the first row (0, -1, 0)."""
+    quarter = euler_to_matrix([0, 0, numpy.pi / 2])
+    by_hand = {"rows": [0, -1, 0, 1, 0, 0], "columns": [0, 1, 0, -1, 0, 0]}
+    assert numpy.allclose(matrix_to_rot6d(quarter, of), by_hand[of], atol=1e-15)
+    assert numpy.allclose(rot6d_to_matrix(by_hand[of], of), quarter, atol=1e-15)
+    other = {"rows": "columns", "columns": "rows"}[of]
+    assert numpy.allclose(rot6d_to_matrix(by_hand[of], other), quarter.T, atol=1e-15), "one name, the inverse turn"
+
+    draws = numpy.random.default_rng(0)
+    matrices = euler_to_matrix(draws.uniform(-numpy.pi, numpy.pi, (50, 2, 3)))
+    rot6d = matrix_to_rot6d(matrices, of)
+    assert rot6d.shape == (50, 2, 6) and numpy.allclose(rot6d_to_matrix(rot6d, of), matrices, atol=1e-12)
+    noisy = 3 * rot6d + draws.normal(0, 0.05, rot6d.shape)
+    found = rot6d_to_matrix(noisy, of)
+    assert numpy.allclose(found @ found.swapaxes(-1, -2), numpy.eye(3), atol=1e-12)
+    assert numpy.allclose(numpy.linalg.det(found), 1) and numpy.abs(found - matrices).max() < 0.15
+    kept = matrix_to_rot6d(found, of)[..., :3]
+    assert numpy.allclose(kept, noisy[..., :3] / numpy.linalg.norm(noisy[..., :3], axis=-1, keepdims=True))
+
+
+def test_a_rot6d_that_is_ambiguous_or_no_rotation_is_refused() -> None:
+    for wrong in ("row", True):
+        with pytest.raises(ConfigError, match=r"rot6d is .*rows or columns"):
+            relative_pose(rot6d=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one form"):
+        relative_pose(rot6d="rows", quaternion=True)
+    for axes in ([0, 0, 0, 1, 0, 0], [1, 0, 0, 2, 0, 0], [numpy.nan] * 6):
+        with pytest.raises(DataError, match="no rotation"):
+            rot6d_to_matrix(axes, "rows")
+    rows, columns = relative_pose(rot6d="rows"), relative_pose(rot6d="columns")
+    assert rows.scale == (20.0,) * 3 + (1.0,) * 7 and "rot6d of rows" in str(rows)
+    assert not attrs.evolve(rows, proposed=True).yields_to(columns)
+    assert ActionTransform.from_json(rows.to_json()) == rows and "rot6d" not in relative_pose().to_json()
+
+
 def test_an_axis_angle_turns_about_its_axis() -> None:
     assert numpy.allclose(axis_angle_to_matrix([0, 0, 0.3]), euler_to_matrix([0, 0, 0.3]), atol=1e-15)
     assert numpy.allclose(axis_angle_to_matrix([3.0, 0, 0]), euler_to_matrix([3.0, 0, 0]), atol=1e-15)
@@ -64,13 +105,17 @@ def test_what_is_no_rotation_is_refused() -> None:
         matrix_to_quaternion(numpy.eye(2))
 
 
-@pytest.mark.parametrize("quaternion", [False, True])
+@pytest.mark.parametrize(
+    ("rotation", "dim"), [({}, 7), ({"quaternion": True}, 8), ({"rot6d": "rows"}, 10), ({"rot6d": "columns"}, 10)]
+)
 @pytest.mark.parametrize("accumulate", [None, "window", 4])
-def test_integrated_actions_are_the_poses_again(accumulate: str | int | None, quaternion: bool) -> None:
+def test_integrated_actions_are_the_poses_again(
+    accumulate: str | int | None, rotation: dict[str, Any], dim: int
+) -> None:
     poses, gripper = _poses(14), numpy.random.default_rng(1).uniform(0, 1, 14)
-    form = dict(accumulate=accumulate, quaternion=quaternion)
+    form = dict(accumulate=accumulate, **rotation)
     actions = relative_pose(20.0, 0.5, **form).apply(pose_differences(poses, gripper, **form))
-    assert actions.shape == (13, 8 if quaternion else 7)
+    assert actions.shape == (13, dim)
     again, closed = integrate(poses[0], actions, **form, scale=20.0, gripper_scale=0.5)
     assert numpy.allclose(again[:, :3], poses[:, :3], atol=1e-12)
     assert numpy.allclose(euler_to_matrix(again[:, 3:]), euler_to_matrix(poses[:, 3:]), atol=1e-11)

@@ -25,6 +25,7 @@ from cosmos_predict2.actions.transforms import (
     Floats,
     pose_differences,
     relative_pose,
+    rotation_size,
 )
 from cosmos_predict2.data.action_conditioned.recordings import (
     BridgeRecordings,
@@ -108,6 +109,7 @@ class ActionConditionedDataset(ClipDataset):
         action_scale: float = ACTION_SCALE,
         action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         quaternion: bool = False,
+        rot6d: str | None = None,
         is_rollout: bool | None = None,
         state: str = "",
         fps: float = ACTION_FPS,
@@ -128,7 +130,7 @@ class ActionConditionedDataset(ClipDataset):
         if problems:
             raise ConfigError("; ".join(problems))
         folders = {"train": train_annotation_path, "val": val_annotation_path, "test": test_annotation_path}
-        form = _form(accumulate_action, quaternion)
+        form = _form(accumulate_action, quaternion, rot6d)
         given = _transform(action_transform, action_scale, gripper_rescale_factor, form)
         most = NUM_DEBUG if debug else None
         recordings = read_recordings(
@@ -206,7 +208,7 @@ class ActionConditionedDataset(ClipDataset):
             kind="recordings in Bridge's layout",
             has_actions=options["load_action"],
             transform=known(lambda: _transform_of(options)) if options["load_action"] else None,
-            action_dim=8 if options["quaternion"] else 7,
+            action_dim=known(lambda: 4 + rotation_size(options["quaternion"], options["rot6d"])),
             read_rate=rate,
             read_state_range=states if options["state"] else None,
         )
@@ -218,7 +220,7 @@ class BridgeSource(Source):
 
     recordings: BridgeRecordings
     videos: Path
-    form: Mapping[str, Any] | None  # accumulate and quaternion of its actions; None: without them
+    form: Mapping[str, Any] | None  # accumulate, quaternion and rot6d of its actions; None: without them
     text_shape: tuple[int, int] | None  # (tokens, width) of the embedding beside each annotation; None: not read
     decoding: Mapping[str, Any]  # decoder and num_threads
     with_state: bool = False
@@ -313,15 +315,15 @@ def _frames(num_frames: int, interval: int, chunk: int | None, ratio: int | None
     return num_frames, interval
 
 
-def _form(accumulate: bool | Accumulate, quaternion: bool) -> dict[str, Any]:
+def _form(accumulate: bool | Accumulate, quaternion: bool, rot6d: str | None) -> dict[str, Any]:
     if isinstance(accumulate, bool):
         accumulate = "window" if accumulate else None
-    return {"accumulate": accumulate, "quaternion": quaternion}
+    return {"accumulate": accumulate, "quaternion": quaternion, "rot6d": rot6d}
 
 
 def _transform_of(options: Mapping[str, Any]) -> ActionTransform | None:
     """The transform of the actions of a data set with these arguments; None where it depends on the files."""
-    form = _form(options["accumulate_action"], options["quaternion"])
+    form = _form(options["accumulate_action"], options["quaternion"], options["rot6d"])
     return _transform(options["action_transform"], options["action_scale"], options["gripper_rescale_factor"], form)
 
 
@@ -339,7 +341,7 @@ def _transform(
     if transform is not None and transform.raw_form != published.raw_form:
         raise ConfigError(
             f"action_transform is {transform}, but poses with accumulate_action={form['accumulate']} and"
-            f" quaternion={form['quaternion']} give actions such as {published}."
+            f" quaternion={form['quaternion']}, rot6d={form['rot6d']} give actions such as {published}."
         )
     return transform
 

@@ -74,9 +74,11 @@ def test_accumulated_actions_and_the_other_options(bridge: Path) -> None:
         (dict(accumulate_action=4), relative_pose(accumulate=4)),
         (dict(quaternion=True, gripper_rescale_factor=0.5), relative_pose(gripper_scale=0.5, quaternion=True)),
         (dict(action_scale=2.0), relative_pose(2.0)),
+        (dict(rot6d="rows"), relative_pose(rot6d="rows")),
+        (dict(rot6d="columns", accumulate_action=4), relative_pose(rot6d="columns", accumulate=4)),
     ]:
         dataset = _dataset(bridge, **options)
-        form = dict(accumulate=wanted.accumulate, quaternion=wanted.quaternion)
+        form = dict(accumulate=wanted.accumulate, quaternion=wanted.quaternion, rot6d=wanted.rot6d)
         expected = wanted.apply(pose_differences(states, gripper, **form)).astype("float32")
         assert numpy.array_equal(dataset[0]["action"], expected), options
         assert dataset.action_transform.dim == expected.shape[1]
@@ -93,6 +95,7 @@ def test_statistics_bring_recordings_of_any_scale_to_the_order_of_one(tmp_path: 
         {},
         dict(accumulate_action=True),
         dict(accumulate_action=4, sequence_interval=1),
+        dict(rot6d="rows"),
         dict(quaternion=True),
     ):
         times_20, data = (_dataset(root, **options, action_transform=given) for given in (None, "statistics"))
@@ -101,6 +104,8 @@ def test_statistics_bring_recordings_of_any_scale_to_the_order_of_one(tmp_path: 
         assert not transform.offset, "no motion stays 0"
         assert transform.yields_to(times_20.action_transform) and times_20.action_transform.yields_to(transform)
         actions = numpy.concatenate([data[i]["action"] for i in (0, len(data) - 1)])
+        quantiles = _dataset(root, **options, action_transform="quantiles").action_transform
+        assert quantiles.raw_form == transform.raw_form
         assert 0.3 < numpy.abs(actions[:, :3]).max() < 2 and numpy.abs(actions).max() < 3, options
         raw = times_20.action_transform.undo(times_20[0]["action"])
         assert numpy.allclose(data[0]["action"], transform.apply(raw), atol=1e-4)
@@ -114,6 +119,7 @@ def test_statistics_bring_recordings_of_any_scale_to_the_order_of_one(tmp_path: 
         (dict(action_transform="statistic"), "action_transform"),
         (dict(action_transform="statistics", action_scale=2.0), "action_scale"),
         (dict(action_transform=transform), "quaternion"),
+        (dict(rot6d="rows", action_transform=relative_pose(rot6d="columns")), "rot6d=rows"),
     ]:
         with pytest.raises(ConfigError, match=message):
             _dataset(root, **options)
