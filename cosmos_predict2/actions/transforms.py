@@ -43,8 +43,8 @@ SAME_RATE = 0.02  # a file's rate may be rounded: 29.97 and 30
 
 @dataclass(frozen=True)
 class ActionContract:
-    """The contract of recorded actions and states: the names of their numbers, in order, and the rate. Empty and None:
-    not recorded, which fits everything.
+    """The contract of recorded actions and states: names of their numbers, in order, their rate and units. Empty and
+    None: not recorded, which fits everything.
 
     What is trained on recordings keeps it as plain data: a world model in its action transform's ``stats``, starts
     beside the range of actions, a clone in its card. Where two of them meet, another order or rate is an error.
@@ -53,6 +53,10 @@ class ActionContract:
     names: tuple[str, ...] = ()
     rate: float | None = None  # actions per second
     state_names: tuple[str, ...] = ()  # of the robot's state, where it is read
+    units: tuple[str, ...] = ()  # of each number of an action, of a gripper its ends; empty: not known
+    # Not compared: by either of them the numbers mean the same.
+    idle: str = ""  # frames that windows of training do not begin with
+    clip_actions: bool | str = False  # of the environment that a policy learnt in: to [-1, 1], or "recorded" ranges
 
     @classmethod
     def read(cls, record: Any) -> "ActionContract":
@@ -60,8 +64,16 @@ class ActionContract:
         if not isinstance(record, Mapping):
             return cls()
         rate = record.get("rate")
-        names, states = (tuple(map(str, record.get(key) or ())) for key in ("names", "state_names"))
-        return cls(names, float(rate) if isinstance(rate, int | float) else None, states)
+        names, states, units = (tuple(map(str, record.get(key) or ())) for key in ("names", "state_names", "units"))
+        clips = record.get("clip_actions")
+        return cls(
+            names,
+            float(rate) if isinstance(rate, int | float) else None,
+            states,
+            units,
+            str(record.get("idle") or ""),
+            clips if isinstance(clips, bool | str) else False,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items() if value}
@@ -81,6 +93,10 @@ class ActionContract:
         for kind, ours, theirs in both:
             if ours and theirs and _are_others(ours, theirs):
                 return f"{what} takes the {kind} ({', '.join(ours)}), but {and_what} ({', '.join(theirs)})"
+        for k, (own, found) in enumerate(zip(self.units, other.units)):
+            if own and found and own != found:
+                name = self.names[k] if k < len(self.names) else f"number {k}"
+                return f"{what} takes {name} in {own}, but {and_what} {found}"
         if self.rate and other.rate and abs(self.rate / other.rate - 1) > SAME_RATE:
             return f"{what} takes {self.rate:g} actions per second, but {and_what} {other.rate:g}"
         return None

@@ -40,8 +40,8 @@ FIRST = "the training data"
 LEAST, MOST = 0.05, 30.0  # of the largest action of a batch: 0.015 is ignored, released weights have grippers of 20
 ONE_RUN = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
 OTHER_DATA = (
-    "give the data in the order and at the rate of those that the run began with (dataset.action_keys, state, stride,"
-    " frame_rate), or begin a run of another name."
+    "give the data in the order, at the rate and in the units of those that the run began with (dataset.action_keys,"
+    " state, stride, frame_rate, units), or begin a run of another name."
 )
 NO_IMAGES = (
     "they are pictures, which no action leads to: the embedders of actions would get no gradient, for which the"
@@ -270,7 +270,8 @@ class Actions(NoActions):
                     log.warning("actions: %s. What the weights know of each number is of its place in theirs.", problem)
                 own, self._source = start.with_contract(found[0].contract), "the file of the start weights"
         self.transform = attrs.evolve(own or found[0], proposed=False)
-        log.info("actions: %s, as %s has them", self.transform, self._source)
+        contract = self.transform.contract.to_dict()
+        log.info("actions: %s, as %s has them; recorded: %s", self.transform, self._source, contract or "nothing")
         return self.transform
 
     def _compare_contracts(self, found: Sequence[ActionTransform]) -> None:

@@ -18,7 +18,7 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError
 from imaginaire.training import preflight
 from scripts import train as program
 from tests.configs.test_experiments import ALL, composed
@@ -256,7 +256,7 @@ def test_weights_keep_quantiles_and_refuse_other_units(tmp_path: Path) -> None:
     assert numpy.allclose(ends[:, :7], [[-1.0] * 7, [1.0] * 7])
     root, camera = write_robot(tmp_path / "so100", "so100_m100", episodes=2), "dataloader_train.dataset.camera=front"
     assert train(tmp_path, options("so100", root, camera, f"{UNITS}=m100"), config=BASE) == 0
-    with pytest.raises(DataError, match=r"scale \[0.0111.* but the checkpoint has .* scale \[0.01,"):
+    with pytest.raises(ConfigError, match=r"The run takes .* in m100, but the data have degrees"):
         train(tmp_path, options("so100", root, camera, f"{UNITS}=degrees", "trainer.max_iter=3"), config=BASE)
 
 

@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,10 +242,13 @@ def test_another_order_of_actions_is_refused_by_a_run_and_warned_of_elsewhere(
         for names, rate in ((("x", "y", "z"), 10.0), (("y", "x", "z"), 10.0), (("x", "y", "z"), 30.0))
     )
     swapped = PROPOSED.with_contract(ActionContract(state_names=("q", "p")))
+    turned = PROPOSED.with_contract(ActionContract(units=("", "degrees", "")))
+    ours = ours.with_contract(replace(ours.contract, units=("m", "radians", "m")))
     new = make_model()
     proposed_batches(new, ours)
     orders = (other, r"\(x, y, z\), but the data have \(y, x, z\)"), (swapped, r"state \(p, q\).*\(q, p\).*state,")
-    for wrong, words in (*orders, (faster, "10 actions.* 30")):
+    units = (turned, "takes y in radians, but the data have degrees.*dataset.*units")
+    for wrong, words in (*orders, units, (faster, "10 actions.* 30")):
         resumed = make_model()
         resumed.load_checkpoint_state(new.checkpoint_state())
         with pytest.raises(ConfigError, match=words):

@@ -159,7 +159,8 @@ def test_states_that_are_not_read_are_not_compared(recordings: Path, tmp_path: P
     make_reset_states.run(make_reset_states.parser.parse_args(["--dataset", str(recordings), "--out", str(tmp_path)]))
     starts = RecordedStarts(str(tmp_path / FILE))
     assert ActionContract.read(starts.recorded.contract).state_names == STATE_NAMES  # type: ignore[union-attr]
-    assert WorldModelEnv(world, starts, ToyDetectorReward(), 3, None).contract == UNKNOWN
+    env = WorldModelEnv(world, starts, ToyDetectorReward(), 3, None, clip_actions="recorded")
+    assert env.contract == ActionContract(clip_actions="recorded")
 
 
 def test_the_gate_and_a_phase_of_the_robot_compare_the_state_that_they_read(recordings: Path) -> None:
@@ -244,3 +245,14 @@ def test_a_clone_that_learns_from_rewards_keeps_what_it_was_cloned_on(tmp_path: 
     assert (learns.sentences, learns.views) == (("go",), ("top",))
     assert learns.contract == ActionContract(NAMES, 5.0)
     assert about.items() <= about_of(str(tmp_path / "policy")).items()
+
+
+def test_the_card_of_a_policy_records_how_its_environment_clipped_actions(tmp_path: Path) -> None:
+    write_policy(tmp_path / "begun", ToyPolicy(width=16), {"contract": ActionContract(NAMES, 5.0).to_dict()})
+    policy = {"_target_": "cosmos_predict2.rl.policies.toy.ToyPolicy", "path": str(tmp_path / "begun")}
+    for clips, known in (("recorded", {"clip_actions": "recorded"}), (True, {"clip_actions": True}), (False, {})):
+        config = {"model": {"config": {"policy": policy, "env": {"clip_actions": clips}}}}
+        (tmp_path / "config.yaml").write_text(json.dumps(config))
+        contract = about_of(str(tmp_path))["contract"]
+        assert contract == ActionContract(NAMES, 5.0).to_dict() | known
+        assert ActionContract.read(contract).clip_actions == clips

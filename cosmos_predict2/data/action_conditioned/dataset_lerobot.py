@@ -5,7 +5,7 @@ recordings."""
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from cosmos_predict2.data.lerobot.info import (
     read_info,
 )
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, choose_state, part_width
-from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, Form, choose_form, known_ranges
+from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, Form, choose_form, known_ranges, units_of
 from cosmos_predict2.data.split import SUCCESS_COLUMN, read_split, recorded_outcomes, split_of
 from cosmos_predict2.data.video.clips import Clip, Fit, choose_decoder
 from cosmos_predict2.data.views import cameras_in
@@ -165,6 +165,10 @@ class LeRobotActionDataset(ClipDataset):
         stride = _stride(files.info.fps, stride, frame_rate)
         parts = files.action_parts(action_keys, embodiment)
         states = choose_state(files.info, state) if state else ()
+        known, idle = known_ranges(embodiment, units), _idle_rule(skip_idle, files.info, form)
+        left_out = f"{', '.join(part.column for part in idle[1])}: {idle[0]}" if idle else ""
+        contract = files.action_contract(parts, stride, states)
+        contract = replace(contract, units=units_of(embodiment, units), idle=left_out)
         source = LeRobotClips(
             files,
             files.camera(camera or form.camera),
@@ -174,8 +178,8 @@ class LeRobotActionDataset(ClipDataset):
             _embeddings(root, embedding_dir) if load_t5_embeddings else None,
             num_tokens,
             dict(decoder=choose_decoder(decoder), num_threads=num_threads),
-            _idle_rule(skip_idle, files.info, form),
-            dict(known=known_ranges(embodiment, units), contract=files.action_contract(parts, stride, states)),
+            idle,
+            dict(known=known, contract=contract),
             states,
             missing_cameras == MASK,
         )

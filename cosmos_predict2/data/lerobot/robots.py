@@ -120,6 +120,15 @@ def known_ranges(name: str | None, units: str | None) -> Mapping[int, KnownRange
     return {**robot.units.get(units or "", {}), **robot.grippers}
 
 
+def units_of(name: str | None, units: str | None) -> tuple[str, ...]:
+    """The unit of each number of a robot's action, as `known_ranges` has it, of a gripper its open and its closed end;
+    empty where it is not known."""
+    robot = ROBOTS.get(name or "", Robot(0, {}, {}))
+    ends = {k: f"{one.low:g} (open) to {one.high:g} (closed)" for k, one in robot.grippers.items()}
+    known = dict.fromkeys(robot.units.get(units or "", {}), str(units)) | ends
+    return tuple(known.get(k, "") for k in range(robot.action_dim))
+
+
 def _differences(info: Info, form: Form) -> Iterator[str]:
     for column, width in {part.column: part.end for part in form.action}.items():  # of several parts the last
         shape = info.features.get(column, {}).get("shape")

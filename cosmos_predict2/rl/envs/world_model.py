@@ -148,6 +148,7 @@ class WorldModelEnv(EnvDefaults):
             if not uses_actions:
                 of_starts = ActionContract(state_names=of_starts.state_names)
             self.contract.require(of_starts, "The world model", "the recordings of the starts have", cure)
+        self.contract = replace(self.contract, clip_actions=clip_actions)
         if max_steps is None:
             if starts.recorded is None:
                 wrong = "env.max_steps=null is the length of recordings, which these starts do not record"

@@ -239,6 +239,8 @@ def _card(address: str) -> PolicyCard:
     about = {"run": folder, "execute": _section(config, "rl").get("execute")}
     if (begun := tree.get("path")) and os.path.exists(begun):
         about |= {name: value for name, value in about_of(begun).items() if name in OF_RECORDINGS and value}
+    if clips := _section(config, "env").get("clip_actions"):
+        about["contract"] = {**about.get("contract", {}), "clip_actions": clips}
     return PolicyCard(policy, arguments, about)
 
 

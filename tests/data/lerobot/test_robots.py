@@ -4,13 +4,14 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
-from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.actions.transforms import ActionContract, ActionTransform
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import IdleRule, LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.robots import ROBOTS
@@ -121,6 +122,26 @@ def test_units_decide_the_scale_and_are_no_proposal(folder: Folder) -> None:
     assert numpy.allclose(degrees.apply([90, -90, 0, 0, 0, 100]), [1, -1, 0, 0, 0, 0])
     assert numpy.allclose(hundredths.apply([100, -100, 0, 0, 0, 0]), [1, -1, 0, 0, 0, 1])
     assert not degrees.proposed and not degrees.yields_to(hundredths)
+    kept, other = ActionTransform.from_json(degrees.to_json()).contract, hundredths.contract
+    assert kept.units == ("degrees",) * 5 + ("100 (open) to 0 (closed)",) and not kept.idle
+    joint = kept.names[0]
+    assert (
+        kept.problem(other, "The run", "the data have") == f"The run takes {joint} in degrees, but the data have m100"
+    )
+    flipped = replace(kept, units=(*kept.units[:5], "0 (open) to 100 (closed)"))
+    assert f"{kept.names[5]} in 100 (open) to 0" in str(kept.problem(flipped, "The run", "the data have"))
+    own = data(folder("so100_degrees"), None).action_transform.contract
+    assert not own.units and own.problem(kept, "", "") is None and kept.problem(own, "", "") is None
+
+
+def test_an_idle_filter_is_recorded_and_may_differ(folder: Folder) -> None:
+    """It chooses moments; the numbers of an action mean the same."""
+    filtered, whole = (
+        data(folder("droid_lerobot"), "droid", skip_idle=skips).action_transform.contract for skips in (True, False)
+    )
+    assert "action.joint_velocity" in filtered.idle and "below=0.001, idle_run=7" in filtered.idle
+    assert ActionContract.read(filtered.to_dict()) == filtered and not whole.idle
+    assert filtered.problem(whole, "", "") is None
 
 
 WRONG: list[tuple[str, str, dict[str, Any], type[Exception], str]] = [
