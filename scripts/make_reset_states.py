@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 
 from cosmos_predict2.data.action_conditioned.recorded_episodes import open_episodes
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.robots import ROBOTS
 from cosmos_predict2.data.split import PARTS, split_of
 from cosmos_predict2.data.views import views_of
 from cosmos_predict2.rl.envs import recorded_starts
@@ -50,6 +51,8 @@ add("--dataset", required=True, metavar="DIR", help="the recordings")
 add("--out", required=True, type=command_line.local_output, metavar="DIR", help=f"where {FILE} goes")
 add("--camera", metavar="NAME", help="whose pictures (default: the only one; LIBERO: agentview_rgb; Bridge: 0)")
 add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action of a LeRobot data set (default: action)")
+add("--embodiment", choices=ROBOTS, help="a LeRobot data set of this robot: what makes an action, and its units")
+add("--units", metavar="UNIT", help="of the robot's joints, where --embodiment needs them: degrees or m100 of so100")
 add("--gripper_dim", type=int, default=-1, metavar="N", help="which number of an action is the gripper's")
 places = f"starts in mid-episode: '{GRIPPER}' where it opens or closes, or a fraction (default: none)"
 add("--keyframes", type=_keyframes, metavar="WHERE", help=places)
@@ -64,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     dataset, path = Path(args.dataset), Path(args.out) / FILE
     if path.exists() and not args.overwrite:  # a run that reads them would go on with others
         raise ConfigError(f"--out {args.out} holds starts: give another folder, or --overwrite.")
-    episodes = open_episodes(dataset, camera=args.camera, action_keys=args.action_keys, gripper_dim=args.gripper_dim)
+    of_robot: dict[str, Any] = dict(action_keys=args.action_keys, embodiment=args.embodiment, units=args.units)
+    episodes = open_episodes(dataset, camera=args.camera, gripper_dim=args.gripper_dim, **of_robot)
     if any(Path(args.out).glob("*.npy")):
         raise ConfigError(f"--out {args.out} holds published reset states (*.npy), which are read in place of {FILE}.")
     num = min(args.num or len(episodes), len(episodes))

@@ -6,7 +6,7 @@ is asked for, but the index.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
@@ -20,6 +20,7 @@ from cosmos_predict2.data.clip_dataset import Windows
 from cosmos_predict2.data.dataset_forms import TOY_STATES, annotation_folders, form_of
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.robots import units_of
 from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.video.clips import read_frames
 from cosmos_predict2.data.views import cameras_in, stacked, stretched
@@ -47,12 +48,19 @@ class RecordedEpisode:
 
 
 def open_episodes(
-    folder: Path, *, camera: str | None = None, action_keys: Sequence[str] | None = None, gripper_dim: int = -1
+    folder: Path,
+    *,
+    camera: str | None = None,
+    action_keys: Sequence[str] | None = None,
+    gripper_dim: int = -1,
+    embodiment: str | None = None,
+    units: str | None = None,
 ) -> Sequence[RecordedEpisode]:
     """The episodes of a folder, in their order.
 
     ``camera`` is a name, of Bridge's layout a number; of LeRobot and LIBERO several have views (`data.views`).
-    ``gripper_dim`` is the index of the gripper in an action of LeRobot or LIBERO.
+    ``gripper_dim`` is the index of the gripper in an action of LeRobot or LIBERO. ``embodiment`` and ``units`` of a
+    LeRobot data set are those of `LeRobotActionDataset`.
     """
     for toy_folder in (folder, folder / "train"):
         if any(toy_folder.glob(TOY_STATES)):
@@ -61,7 +69,7 @@ def open_episodes(
         return list(_libero(folder, camera or LIBERO_CAMERA, gripper_dim))
     form = form_of(folder)
     if form == "lerobot":
-        return list(_lerobot(folder, camera, action_keys, gripper_dim))
+        return list(_lerobot(folder, camera, action_keys, gripper_dim, embodiment, units))
     if form == "bridge":
         return list(_bridge(folder, camera))
     raise DataError(
@@ -124,11 +132,17 @@ def read_windows(
 
 
 def _lerobot(
-    root: Path, camera: str | None, action_keys: Sequence[str] | None, gripper_dim: int
+    root: Path,
+    camera: str | None,
+    action_keys: Sequence[str] | None,
+    gripper_dim: int,
+    embodiment: str | None,
+    units: str | None,
 ) -> Iterator[RecordedEpisode]:
     source = LeRobotSource.open(root)
-    key, parts = source.camera(camera), source.action_parts(list(action_keys) if action_keys else None)
+    key, parts = source.camera(camera), source.action_parts(list(action_keys) if action_keys else None, embodiment)
     contract = source.action_contract(parts, state=source.state_parts)
+    contract = replace(contract, units=units_of(embodiment, units))
 
     def episode(i: int) -> RecordedEpisode:
         def actions() -> Numbers:

@@ -123,6 +123,7 @@ def known_ranges(name: str | None, units: str | None) -> Mapping[int, KnownRange
 def units_of(name: str | None, units: str | None) -> tuple[str, ...]:
     """The unit of each number of a robot's action, as `known_ranges` has it, of a gripper its open and its closed end;
     empty where it is not known."""
+    known_ranges(name, units)  # raises for units that there are not
     robot = ROBOTS.get(name or "", Robot(0, {}, {}))
     ends = {k: f"{one.low:g} (open) to {one.high:g} (closed)" for k, one in robot.grippers.items()}
     known = dict.fromkeys(robot.units.get(units or "", {}), str(units)) | ends

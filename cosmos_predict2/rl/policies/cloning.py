@@ -235,12 +235,15 @@ def recorded_demonstrations(
     part: str = "train",
     held_out_share: float = 0.0,
     state: bool = False,
+    embodiment: str | None = None,
+    units: str | None = None,
 ) -> Demonstrations:
     """The first episodes of a folder of recordings, with their own sentences; see `open_episodes`. With a split they
     are the first of a part's successes; without, a share of them is held out, which any other part than train is."""
     if not folder.is_dir():
         raise DataError(f"{folder} does not exist: give the folder of the recordings to clone.")
-    everything = open_episodes(folder, camera=camera, action_keys=action_keys)
+    robot: dict[str, Any] = dict(action_keys=action_keys, embodiment=embodiment, units=units)
+    everything = open_episodes(folder, camera=camera, **robot)
     if split_file:
         numbers = split_of(split_file, LeRobotSource.open(folder)).successes(part)
     else:

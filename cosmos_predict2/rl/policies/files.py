@@ -236,11 +236,11 @@ def _card(address: str) -> PolicyCard:
     policy = str(tree["_target_"])
     is_public = policy in PUBLIC.values()  # whose sizes are at its path
     arguments = {name: value for name, value in tree.items() if name != "_target_" and (name != "path" or is_public)}
-    about = {"run": folder, "execute": _section(config, "rl").get("execute")}
+    about: dict[str, Any] = {"run": folder, "execute": _section(config, "rl").get("execute")}
     if (begun := tree.get("path")) and os.path.exists(begun):
         about |= {name: value for name, value in about_of(begun).items() if name in OF_RECORDINGS and value}
     if clips := _section(config, "env").get("clip_actions"):
-        about["contract"] = {**about.get("contract", {}), "clip_actions": clips}
+        about["contract"] = replace(ActionContract.read(about.get("contract")), clip_actions=clips).to_dict()
     return PolicyCard(policy, arguments, about)
 
 

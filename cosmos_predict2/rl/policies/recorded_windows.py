@@ -29,7 +29,8 @@ class RecordedWindows(Dataset[dict[str, Any]]):
     With ``split_file`` they are of the part's successes alone. Without, they are of every recording, but for a share
     that is held out. ``num`` are the first so many of these. ``starts`` are the
     steps at which windows begin; null: every step. ``most`` windows are taken, evenly. ``cache_mib`` bounds the
-    pictures that each reader keeps. With ``state`` the policy reads the robot's state, too.
+    pictures that each reader keeps. With ``state`` the policy reads the robot's state, too. ``embodiment`` and
+    ``units`` are of a robot that is known by name, as of `LeRobotActionDataset`.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class RecordedWindows(Dataset[dict[str, Any]]):
         held_out_share: float = 0.1,
         cache_mib: float = 1024,
         state: bool = False,
+        embodiment: str | None = None,
+        units: str | None = None,
     ) -> None:
         if chunk < 1 or not 0 <= held_out_share < 1 or cache_mib < 0 or min(num or 1, most or 1) < 1:
             raise ConfigError(
@@ -55,7 +58,7 @@ class RecordedWindows(Dataset[dict[str, Any]]):
         self.part, self.chunk = part, chunk
 
         self.demonstrations = recorded_demonstrations(
-            Path(path), num, camera, action_keys, split_file, part, held_out_share, state
+            Path(path), num, camera, action_keys, split_file, part, held_out_share, state, embodiment, units
         )
         self.places = self.demonstrations.places(chunk, starts)
         if most is not None and most < len(self.places):

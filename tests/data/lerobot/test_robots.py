@@ -16,7 +16,10 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import IdleRule, Le
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.robots import ROBOTS
 from cosmos_predict2.data.lerobot.writer import write_table
+from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
+from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from imaginaire.errors import ConfigError, DataError
+from scripts import make_reset_states
 from tests.data import sources_robots as made
 
 EPISODES = 3
@@ -132,6 +135,18 @@ def test_units_decide_the_scale_and_are_no_proposal(folder: Folder) -> None:
     assert f"{kept.names[5]} in 100 (open) to 0" in str(kept.problem(flipped, "The run", "the data have"))
     own = data(folder("so100_degrees"), None).action_transform.contract
     assert not own.units and own.problem(kept, "", "") is None and kept.problem(own, "", "") is None
+
+
+def test_starts_and_clones_have_the_units_that_are_stated(folder: Folder, tmp_path: Path) -> None:
+    root, words = folder("so100_degrees"), ["--embodiment", "so100", "--units", "degrees"]
+    parsed = make_reset_states.parser.parse_args(["--dataset", str(root), "--out", str(tmp_path), *words])
+    assert make_reset_states.run(parsed) == 0
+    starts = RecordedStarts(str(tmp_path / FILE)).recorded
+    clone = RecordedWindows(str(root), chunk=4, embodiment="so100", units="degrees").windows
+    wanted = data(root, "so100", units="degrees").action_transform.contract
+    assert starts is not None and ActionContract.read(starts.contract).units == clone.contract.units == wanted.units
+    with pytest.raises(ConfigError, match="units is required"):
+        RecordedWindows(str(root), chunk=4, embodiment="so100")
 
 
 def test_an_idle_filter_is_recorded_and_may_differ(folder: Folder) -> None:
