@@ -261,7 +261,9 @@ def test_inputs_of_a_policy_are_compared_by_name(imagination: Imagination, make:
     policy.reads_state, policy.views, policy.contract = True, ("front", "wrist"), ActionContract(("dy", "dx"))
     with serving(lambda num, seed: _with(make(num, seed), **fields)) as server:
         with contextlib.closing(of_address(server.address)) as env:
-            with pytest.raises(ConfigError, match=r"takes the actions \(dx, dy\), but PolicyDefaults gives \(dy, dx\)"):
+            with pytest.raises(
+                ConfigError, match=r"the actions \(dx, dy\), but PolicyDefaults was cloned on \(dy, dx\)"
+            ):
                 require_inputs(env, policy)
             policy.contract = contract
             with pytest.raises(ConfigError, match="reads the robot's state, which this world model does not show"):
