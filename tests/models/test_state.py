@@ -319,6 +319,28 @@ def test_a_clone_reads_the_state_of_recordings_and_of_imagination(
         clone.act({**observed, "state": torch.zeros(3, 0)}, mode="greedy", generators=[torch.Generator()] * 3)
 
 
+@pytest.mark.parametrize("policy", ["pi05.policy:Pi05Policy", "openvla.policy:OpenVLAPolicy"])
+def test_a_clone_reads_two_views_and_the_state_together(policy: str, imagination: Imagination, tmp_path: Path) -> None:
+    writer, cameras = Writer(tmp_path / "both", fps=10, robot="arm"), ("front", "wrist")
+    state = numpy.arange(18, dtype=numpy.float32).reshape(9, 2)
+    columns = {"action": numpy.ones((9, 3), numpy.float32), "observation.state": state}
+    pictures = torch.randint(0, 255, (2, 3, 9, 24, 48), dtype=torch.uint8)
+    writer.add(Recording(columns, {f"observation.images.{name}": p for name, p in zip(cameras, pictures)}, "push"))
+    writer.finish()
+    data = RecordedWindows(str(tmp_path / "both"), camera="+".join(cameras), chunk=4, state=True, held_out_share=0)
+    start = Beginning(data.windows, tmp_path, 0, 4, 4)
+    clone = begin(f"cosmos_predict2.rl.policies.{policy}", start, {}, "")
+    env = environment(Imagination(imagination.world, cameras), STATES)
+    require_inputs(env, clone)
+    observed, _ = env.reset()
+    assert observed["wrist_image"].shape == (3, 1, 24, 48, 3)
+    decided = clone.act(observed, mode="greedy", generators=[torch.Generator()] * 3)
+    assert decided.actions_E_A_D.shape == (3, 4, 3)
+    for name, other in (("wrist_image", 255 - observed["wrist_image"]), ("state", observed["state"] + 40)):
+        changed = clone.act({**observed, name: other}, mode="greedy", generators=[torch.Generator()] * 3)
+        assert any(not torch.equal(value, changed.record[key]) for key, value in decided.record.items()), name
+
+
 def test_recordings_without_a_state_cannot_give_one(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "blind", fps=10, robot="arm")
     pictures = torch.zeros(3, 9, 48, 48, dtype=torch.uint8)
