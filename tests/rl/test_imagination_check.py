@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import attrs
 import numpy
@@ -32,7 +33,7 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
-from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
+from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone, actions_alone_of
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, TRY, WITHIN, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
@@ -405,6 +406,32 @@ def test_success_is_told_by_actions_that_decide_it_and_only_by_them() -> None:
     assert area_under_curve(scaled, truth).value > 0.85, "units do not count"
     far = [torch.full((8, 2), 1e3)]
     assert math.isclose(alone(far)[0], success.mean(), abs_tol=1e-6), "where nothing is known it is their mean"
+
+
+def test_actions_alone_are_learnt_from_the_part_of_a_split_that_training_has(tmp_path: Path) -> None:
+    learnt, success = episodes(60, 0)
+    writer = Writer(tmp_path / "data", fps=10, robot="arm")
+    for rows, succeeds in zip(learnt, success, strict=True):
+        last = torch.zeros(len(rows) + 1)
+        last[-1] = float(succeeds)
+        columns = {"action": torch.cat([rows, rows[-1:]]).numpy(), "next.success": last.numpy()}
+        pictures = torch.zeros(3, len(last), 32, 32, dtype=torch.uint8)
+        writer.add(Recording(columns, {"observation.images.top": pictures}, "go"))
+    writer.finish()
+    split = make_split(tmp_path / "data")
+    write_split(tmp_path / "split.json", split)
+    train = list(split.train)
+    wanted = ActionsAlone([learnt[i] for i in train], success[train])(learnt[:5])
+    for file in ("", str(tmp_path / "split.json")):
+        found = actions_alone_of(str(tmp_path / "data"), file)
+        numpy.testing.assert_allclose(found(learnt[:5]), wanted, atol=1e-5)
+    with pytest.raises(ConfigError, match="actions of 2 numbers, but these have 3: name the columns"):
+        found([torch.zeros(4, 3)])
+    source = LeRobotSource.open(tmp_path / "data")
+    with pytest.raises(DataError, match="no recording to learn from has an action and a known outcome"):
+        ActionsAlone.of(source, split.train, [None] * len(source))
+    with mock.patch.object(LeRobotSource, "caption", lambda self, i: str(i % 2)):
+        assert actions_alone_of(str(tmp_path / "data")) is None, "actions of two tasks"
 
 
 def test_an_imagination_that_actions_alone_equal_is_named_and_one_that_they_beat_is_no_go() -> None:

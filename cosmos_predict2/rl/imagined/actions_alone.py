@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Success predicted from the actions alone, without a picture: what an imagination has to beat.
+"""Success predicted from the actions alone, without a picture: what an imagination has to beat, and may be paid beside.
 
 Recorded drivers often fail by coarse mistakes, which their actions show. An imagination that judges a policy's attempts
 no better than this has added nothing to them. Letters: N known episodes, E others, d numbers of an episode's actions.
 """
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy
 import torch
@@ -13,7 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.split import make_split, read_split
 from cosmos_predict2.rl.envs.replays import held, recorded_actions
+from imaginaire.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
 
 Values = NDArray[numpy.float64]
 
@@ -24,7 +30,7 @@ class ActionsAlone:
     """A kernel's regression of success on the actions of known episodes; far from all of them it is their mean."""
 
     def __init__(self, actions: Sequence[Tensor], success_N: NDArray[numpy.bool_]) -> None:
-        self._length = max(len(rows) for rows in actions)
+        self._length, self._width_of_action = max(len(rows) for rows in actions), actions[0].shape[1]
         rows_N_d = self._rows(actions)
         self._mean, self._std = rows_N_d.mean(axis=0), rows_N_d.std(axis=0) + 1e-6
         self._known_N_d = (rows_N_d - self._mean) / self._std
@@ -37,11 +43,18 @@ class ActionsAlone:
     def of(cls, source: LeRobotSource, numbers: Sequence[int], outcomes: Sequence[bool | None]) -> "ActionsAlone":
         """Learnt from those of these recordings that have an action and a known outcome."""
         known = [i for i in numbers if outcomes[i] is not None and source.episodes.lengths[i] > 1]
+        if not known:
+            raise DataError(f"{source.info.root}: no recording to learn from has an action and a known outcome.")
         success_N = numpy.array([bool(outcomes[i]) for i in known])
         return cls([recorded_actions(source, i) for i in known], success_N)
 
     def __call__(self, actions: Sequence[Tensor]) -> Values:
         """[E], larger where success is likelier."""
+        if (width := actions[0].shape[1]) != self._width_of_action:
+            raise ConfigError(
+                f"The recordings have actions of {self._width_of_action} numbers, but these have {width}: name the"
+                " columns that make an action (model.config.rl.actions_alone.action_keys)."
+            )
         rows_E_d = (self._rows(actions) - self._mean) / self._std
         found: Values = self._prior + self._kernel(rows_E_d) @ self._weights_N
         return found
@@ -59,3 +72,18 @@ class ActionsAlone:
 
     def _kernel(self, rows_E_d: Values) -> Values:
         return numpy.asarray(numpy.exp(-self._distance(rows_E_d) / self._width))
+
+
+def actions_alone_of(
+    data: str, split: str | None = "", action_keys: Sequence[str] | None = None
+) -> ActionsAlone | None:
+    """Learnt from the part of a split that training has, by its file or else the usual one; None for recordings of
+    several tasks, whose actions mean success at one and failure at another."""
+    source = LeRobotSource.open(Path(data), action_keys or ())
+    if (num_tasks := len({source.caption(i) for i in range(len(source))})) > 1:
+        log.warning(
+            "%s has recordings of %d tasks: actions alone say nothing, what is imagined is paid", data, num_tasks
+        )
+        return None
+    found = read_split(split) if split else make_split(data)
+    return ActionsAlone.of(source, found.train, found.outcomes)

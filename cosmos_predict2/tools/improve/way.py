@@ -26,7 +26,7 @@ FIRST_HELD_OUT = 100_000  # number of the first start of the truth: none that re
 FIRST_COLLECTED, COLLECTED = 200_000, 100  # ... or episodes of later phases; how many these are
 FIRST_TRIED = 150_000  # ... or the trials of what was learnt
 REWARD = "reward_model.safetensors"
-WATCH = "trainer.callbacks.imagination_watch"
+WATCH, ALONE = "trainer.callbacks.imagination_watch", "model.config.rl.actions_alone"
 GATE, GYM = "gate", "gym:"
 # The steps by which a policy that became worse is not kept.
 TRIAL_BEFORE, TRIAL_CLONE, TRIAL_AFTER = "trial_before", "trial_clone", "trial_after"
@@ -354,7 +354,6 @@ class _Way:
 
     def learning(self, phase: Phase, learnt: Learnt) -> WayStep:
         is_large = learnt != phase.learnt[0]
-        watch = {f"{WATCH}.data": phase.data, f"{WATCH}.split": phase.split, f"{WATCH}.camera": self.options.camera}
         given = {
             "experiment": f"vla_grpo_recordings{POLICIES.get(self.chosen.policy, '')}",
             "job.name": learnt.run.name,
@@ -365,12 +364,15 @@ class _Way:
             "model.config.env.reward.path": phase.reward / REWARD,
             **_policy(self.chosen.policy, phase.policy, self.recorded.action_dim),
             "model.config.card": phase.card,
-            **(LARGE_STEPS if is_large else watch),
+            f"{ALONE}.data": phase.data,
+            f"{ALONE}.split": phase.split,
+            f"{ALONE}.action_keys": self.action_keys,
+            **(LARGE_STEPS if is_large else {f"{WATCH}.camera": self.options.camera}),
             "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
         learnt_in = (phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card)
-        reads = (*learnt_in, *(() if is_large else (phase.data, phase.split)), *self.modules)
+        reads = (*learnt_in, phase.data, phase.split, *self.modules)
         title, guess_s = f"learning in imagination{learnt.title}", (500 if is_large else 250) * self.area
         return WayStep(f"learning{learnt.end}", title, words, reads, (learnt.run,), guess_s)
 

@@ -16,6 +16,7 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts
+from cosmos_predict2.rl.imagined.actions_alone import actions_alone_of
 from cosmos_predict2.rl.objectives import GroupAdvantageConfig
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from imaginaire.config import PLACEHOLDER, L, register_experiment
@@ -23,7 +24,7 @@ from imaginaire.data.stream import ResumableLoader
 from imaginaire.optim.muon import muon
 from imaginaire.optim.schedules import lambda_linear
 
-NAME = "vla_grpo_recordings"
+NAME, ALONE = "vla_grpo_recordings", "model.config.rl.actions_alone"
 # Small steps near the clone decide the sign of what is learnt: with a learning rate of 3e-4, 8 groups, 4 minibatches
 # and no distance to the clone, the same world model and reward took a policy from .27 to .06 of true success.
 GROUPS, MEMBERS = 24, 8
@@ -54,6 +55,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         minibatches=MINIBATCHES,
         kl_beta=KL,
         advantage=GroupAdvantageConfig(epsilon=0.05, correction=1),
+        actions_alone=L(actions_alone_of)(data="my_data", split="", action_keys=None),
         loss=PolicyLossConfig(ratio_level="chunk"),
     )
     policy = seeing_policy(label, "outputs/my_policy")
@@ -91,7 +93,7 @@ def watch(label: str) -> Any:
             most=0.2, only_warns=True, why="sampled actions succeed less than greedy ones, so the reward pays for noise"
         ),
     )
-    return L(ImaginationWatch)(limits=limits, data="my_data")
+    return L(ImaginationWatch)(limits=limits, data=f"${{{ALONE}.data}}", split=f"${{{ALONE}.split}}")
 
 
 def refined(name: str, label: str) -> dict[str, Any]:
@@ -101,9 +103,10 @@ def refined(name: str, label: str) -> dict[str, Any]:
     del config.env["imagination"]  # it is given that of the world model
     config.world_model = L(world_model_of)(dit_path="outputs/my_world_model")
     config.env.starts.size = f"${{picture_size_of:${{{path}}}}}"
-    watch = run["trainer"]["callbacks"]["imagination_watch"]  # compares with what the world model was trained on
-    arguments = dict(data="root", split="split_file", camera="camera")
-    watch.update({key: f"${{trained_on:${{{path}}},{name}}}" for key, name in arguments.items()})
+    # what the world model was trained on
+    root, split_file, camera = (f"${{trained_on:${{{path}}},{name}}}" for name in ("root", "split_file", "camera"))
+    config.rl.actions_alone.update(data=root, split=split_file)
+    run["trainer"]["callbacks"]["imagination_watch"].camera = camera
     falling = dict(warm_up_steps=[0], cycle_lengths=[STEPS], f_start=[1.0], f_max=[1.0], f_min=[0.0])
     config.refinement = RefinementConfig(
         every=ROUND,
@@ -128,7 +131,7 @@ def served(name: str, label: str) -> dict[str, Any]:
     """The same where a server imagines (scripts.serve_world_model), which has the recordings: none are watched here."""
     run = recordings(name, label)
     config = run["model"].config
-    config.env, config.card = "wfm://127.0.0.1:8100", "${model.config.env}"
+    config.env, config.card, config.rl.actions_alone = "wfm://127.0.0.1:8100", "${model.config.env}", None
     for loader in ("dataloader_train", "dataloader_val"):
         run[loader].dataset.starts = "${model.config.env}"
     del run["trainer"]["callbacks"]
