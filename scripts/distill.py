@@ -2,6 +2,7 @@
 """Distil a world model's run: a student of one to four steps learns what the run's weights make in many."""
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -46,18 +47,20 @@ def run(args: argparse.Namespace) -> int:
         )
     tree = run_tree(folder)
     noise_alone = 1e6  # a level, as the only step begins
-    student = f"teacher: {args.world_model}, teacher_steps: {args.teacher_steps}, guidance: {args.guidance}"
-    student += f", causal: {args.causal}"
-    pipe = "model.config.pipe_config"
+    pipe, teacher = "model.config.pipe_config", json.dumps(args.world_model)  # in quotes: paths may have commas
     words = [
         f"job.name={args.name or Path(folder).name + '_student'}",
-        f"{pipe}.objective={{_target_: cosmos_predict2.world_model.objectives.Student, {student}}}",
+        f"{pipe}.objective={{_target_: cosmos_predict2.world_model.objectives.Student}}",
+        f"+{pipe}.objective.teacher={teacher}",
+        f"+{pipe}.objective.teacher_steps={args.teacher_steps}",
+        f"+{pipe}.objective.guidance={args.guidance}",
+        f"+{pipe}.objective.causal={args.causal}",
         f"{pipe}.timestamps.nfe={args.steps}",
-        f"model.config.model_manager_config.dit_path={args.world_model}",
+        f"model.config.model_manager_config.dit_path={teacher}",
         f"model.config.validation_sigmas=[{noise_alone:g}]",
         f"trainer.max_iter={args.iterations}",
     ]
-    if tree.get("trainer", {}).get("callbacks", {}).get("draw_samples"):
+    if ((tree.get("trainer") or {}).get("callbacks") or {}).get("draw_samples"):
         words.append(f"trainer.callbacks.draw_samples.num_sampling_step={args.steps}")
     imports = [word for name in getattr(args, "import") for word in ("--import", name)]
     flags = [*imports, *(["--dryrun"] if args.dryrun else [])]

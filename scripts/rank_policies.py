@@ -43,6 +43,7 @@ add("--suite", default="", metavar="E", help="where it is true, also of starts: 
 add("--truth", default="", metavar="FILE", help="true success that is known")
 add("--image_size", type=count, default=None, help="of a simulator's pictures (default: the suite's)")
 add("--episodes", type=count, default=100, help="starts of each policy, at most")
+add("--first", type=command_line.at_least(0), default=0, help="the number of the first of them with --suite")
 add("--out", type=command_line.local_output, default=None, metavar="FILE", help="write the figures there, as JSON")
 command_line.common(add, "load_ema", "seed", "device")
 
@@ -127,7 +128,7 @@ def _played(
         numbers = starts.numbers("held_out")[: args.episodes]
         chosen = held_out_starts(len(numbers), 1, args.seed)
         return value(starts, replace(chosen, trial_ids=list(numbers))), None
-    chosen = held_out_starts(args.episodes, 1, args.seed)
+    chosen = held_out_starts(args.episodes, 1, args.seed, args.first)
     with closing(suites.find(args.suite, image_size=args.image_size).env(AT_ONCE, policy)) as env:
         shown = SimulatedStarts(env, 1, fit_of(args.world_model), len(world.views))
         shown.recorded = starts.recorded  # type: ignore[attr-defined]

@@ -202,9 +202,12 @@ class ActionTransform:
                 del row[key]
         return {**row, "scale": list(self.scale), "offset": list(self.offset)}
 
-    @functools.cached_property  # each sample carries it
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         """JSON in one line, as samples and checkpoints carry it."""
+        return self._json
+
+    @functools.cached_property  # each sample carries it
+    def _json(self) -> str:
         return json.dumps(self.to_dict(), separators=(",", ":"))
 
     def __str__(self) -> str:

@@ -277,7 +277,7 @@ class ClipDataset(Dataset[dict[str, Any]]):
         }
         if self.action_transform is not None:
             actions = self._actions(i, frames, self.action_transform)
-            item |= {"action": actions, TRANSFORM_KEY: self.action_transform.as_json}
+            item |= {"action": actions, TRANSFORM_KEY: self.action_transform.to_json()}
         if (shown := self.source.shown(i)) is not None:
             item[SHOWN_KEY] = torch.tensor(shown, dtype=torch.float32)
         if (states := self.source.states(i, frames)) is not None:

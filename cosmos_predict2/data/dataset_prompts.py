@@ -104,7 +104,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         }
         if self.action_transform is not None:
             item["action"] = torch.tensor(line["action"], dtype=torch.float32)
-            item[TRANSFORM_KEY] = self.action_transform.as_json
+            item[TRANSFORM_KEY] = self.action_transform.to_json()
         return item
 
     def _first_frame(self, line: Mapping[str, Any]) -> Tensor:

@@ -80,7 +80,7 @@ class MockVideos(Dataset[dict[str, Any]]):
         }
         if self._action_shape is not None:
             item["action"] = torch.randn(self._action_shape, generator=generator)
-            item[TRANSFORM_KEY] = controller(self._action_shape[-1], scale=1.0).as_json
+            item[TRANSFORM_KEY] = controller(self._action_shape[-1], scale=1.0).to_json()
         return item
 
 

@@ -72,7 +72,7 @@ def test_statistics_and_their_file_become_a_transform_that_does_the_same(tmp_pat
     statistics = dataset_statistics([rows[:20], rows[20:]], proprio=[rows[:, :2]], mask=[True, True, True, False])
     columns = statistics.action
     transform = unit_transform(columns)
-    again = ActionTransform.from_json(transform.as_json)
+    again = ActionTransform.from_json(transform.to_json())
     assert again == transform and again.stats == columns.to_dict()
     assert ActionTransform.from_dict({**transform.to_dict(), "stats": None}) == transform, "stats are a note"
 
@@ -143,7 +143,7 @@ def test_actions_in_other_units_than_the_recorded_are_named_with_both_ranges(cha
     turn, of_all, of_one = UNITS[change]
     unit = numpy.linspace(-1, 1, 1001)
     rows = numpy.stack([400 * unit, 400 + 100 * unit, (unit > 0.995) * 1.0, 0 * unit], axis=1)
-    transform = ActionTransform.from_json(order_one_transform(column_statistics(rows)).as_json)
+    transform = ActionTransform.from_json(order_one_transform(column_statistics(rows)).to_json())
     columns = column_statistics(turn(rows))
     for is_whole, text in ((True, of_all), (False, of_one)):
         note = other_range(columns, transform, is_whole=is_whole)

@@ -128,4 +128,4 @@ def call(net: DiT, seed: int = 1) -> Tensor:
 
 def transform_tensor(transform: ActionTransform) -> Tensor:
     """``action_transform`` of a checkpoint."""
-    return text_tensor(transform.as_json)
+    return text_tensor(transform.to_json())

@@ -78,7 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.fps, config.timestamps.t_min, config.state_t = 7, 5.0, 3
     net = filled(build_world_model(config, dtype=torch.float32).load().net)
     state = {f"net.{name}": value for name, value in net.state_dict().items()}
-    state[TRANSFORM_KEY] = text_tensor(controller(4, 1.0).as_json)
+    state[TRANSFORM_KEY] = text_tensor(controller(4, 1.0).to_json())
     save(_checkpoint(folder).parent, state, _checkpoint(folder).name)
     tree = {"model": {"config": {"pipe_config": config}}, "dataloader_train": {"dataset": {"video_size": [48, 64]}}}
     (folder / "config.yaml").write_text(to_yaml(tree))
@@ -285,7 +285,7 @@ def test_the_recorded_transform_is_the_one_that_is_used(tmp_path: Path, caplog: 
     silent, own = ModelCard(path="own.pt"), ModelCard(path="own.pt", action_transform=OWN)
     with pytest.raises(CheckpointError, match=r"--action_transform.*pipe_config\.action_transform"):
         require_transform(silent)
-    for given in (OWN, OWN.to_dict(), OWN.as_json):
+    for given in (OWN, OWN.to_dict(), OWN.to_json()):
         assert require_transform(silent, given) == require_transform(own, given) == require_transform(own) == OWN
     with pytest.raises(CheckpointError, match=r"own\.pt.*--action_transform .*scale 20"):
         require_transform(own, "controller:20x3")

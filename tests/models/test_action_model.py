@@ -62,7 +62,7 @@ def action_batch(
     batch = make_batch(size, frames, list(range(size)))
     batch["action"] = torch.randn(size, frames - 1, 3, generator=generator)
     if transform is not None:
-        batch["action_transform"] = [transform.as_json] * size
+        batch["action_transform"] = [transform.to_json()] * size
     return {**batch, **more}
 
 
@@ -159,7 +159,7 @@ def test_data_under_another_transform_are_refused() -> None:
     with pytest.raises(DataError, match=r"scale 1, but model.config.pipe_config.action_transform has .* scale 20"):
         loss_of(model, action_batch())
     mixed = action_batch()
-    mixed["action_transform"] = [OWN.as_json, controller(3, 2.0).as_json]
+    mixed["action_transform"] = [OWN.to_json(), controller(3, 2.0).to_json()]
     with pytest.raises(DataError, match=r"the training data has .* for validation too"):
         loss_of(make_model(), mixed)
 
@@ -378,7 +378,7 @@ def _start(load_path: str = "", data: ActionTransform | None = OWN, **options: A
 def _exported(path: Path, transform: ActionTransform) -> str:
     """As scripts.convert writes it: the transform stands in the metadata alone."""
     net = {f"net.{name}": value for name, value in make_model().net.state_dict().items()}
-    save_file(net, path, {KEY: transform.as_json})
+    save_file(net, path, {KEY: transform.to_json()})
     return str(path)
 
 

@@ -74,7 +74,7 @@ def imagination(contract: ActionContract) -> Any:
     """A world model of actions with this contract, as its weights would have it."""
     made = imagination_of(device="cpu")
     transform = ActionTransform.from_json(
-        ActionTransform(kind="controller", scale=controller(4).scale, stats=contract.to_dict() or None).as_json
+        ActionTransform(kind="controller", scale=controller(4).scale, stats=contract.to_dict() or None).to_json()
     )
     head = SimpleNamespace(state_dim=len(STATE_NAMES)) if contract.state_names else None
     parts = dict(config=made.config, views=("",), world=made.world, state_head=head, action_keys=None)
@@ -92,7 +92,7 @@ def test_a_data_set_records_them_with_its_transform(recordings: Path) -> None:
             action_transform=controller(4).with_contract(ActionContract(OTHERS["order"][0].names, 99.0)),
         )  # fmt: skip
         for one, states in ((data, ()), (told, STATE_NAMES)):
-            carried = ActionTransform.from_json(one.action_transform.as_json)
+            carried = ActionTransform.from_json(one.action_transform.to_json())
             assert carried.contract == ActionContract(NAMES, rate, states)
 
 

@@ -432,6 +432,10 @@ def test_actions_alone_are_learnt_from_the_part_of_a_split_that_training_has(tmp
         ActionsAlone.of(source, split.train, [None] * len(source))
     with mock.patch.object(LeRobotSource, "caption", lambda self, i: str(i % 2)):
         assert actions_alone_of(str(tmp_path / "data")) is None, "actions of two tasks"
+    write_split(tmp_path / "split.json", replace(split, outcomes=tuple(True for _ in split.outcomes)))
+    assert actions_alone_of(str(tmp_path / "data"), str(tmp_path / "split.json")) is None, "of one outcome"
+    with pytest.raises(ConfigError, match=r"actions_alone\.data is not set"):
+        actions_alone_of(None)
 
 
 def test_an_imagination_that_actions_alone_equal_is_named_and_one_that_they_beat_is_no_go() -> None:

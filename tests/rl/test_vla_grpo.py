@@ -160,7 +160,7 @@ def test_a_share_of_the_advantage_is_of_the_actions_alone() -> None:
     for share in (0.0, 0.25, 1.0):
         one = model(actions_share=share)
         one._actions_alone = value
-        parts.append(one._advantages(played, starts))
+        parts.append(one._advantages(played, starts, one._values_of_actions(played)))
     torch.testing.assert_close(parts[0], imagined)
     expected = torch.tensor([-0.5, 1.5, -0.5, -0.5]).expand(3, 4)
     torch.testing.assert_close(parts[2], expected, atol=1e-4, rtol=0)
@@ -168,12 +168,16 @@ def test_a_share_of_the_advantage_is_of_the_actions_alone() -> None:
     assert len(seen) == 12 and all(
         rows.shape == (int(n), 4) for rows, n in zip(seen, played.executed_M_E_A.sum((0, 2)))
     )
-    assert torch.equal(seen[0], played.actions_M_E_A_D[:, 0].flatten(0, 1)[: len(seen[0])].clamp(-1, 1))
+    assert torch.equal(seen[0], played.actions_M_E_A_D[:, 0].flatten(0, 1)[: len(seen[0])])
+    one.env.metadata |= dict(action_low=[-0.1] * 4, action_high=[0.1] * 4)
+    one._values_of_actions(played)
+    assert torch.equal(seen[0], played.actions_M_E_A_D[:, 0].flatten(0, 1)[: len(seen[0])].clamp(-0.1, 0.1))
     assert one.collect(batch(), None).facts["actions_value"] == pytest.approx(0.25)
     played.executed_M_E_A[:, 1] = False  # it was lost before its first action
     assert one._values_of_actions(played)[:3].tolist() == [0, 0, 1]
-    with pytest.raises(ConfigError, match=r"rl\.actions_alone: best_of_n has no advantage"):
-        model(actions_alone=dict, objective="best_of_n")
+    played.executed_M_E_A[:] = False
+    assert not one._values_of_actions(played).any()
+    assert model(actions_alone=dict, actions_share=0)._actions_alone is None
 
 
 def test_episodes_that_were_lost_teach_nothing() -> None:
@@ -497,7 +501,7 @@ def test_a_batch_of_a_refinement_is_full_before_there_are_earlier_windows() -> N
     windows.begin_phase(full(2, 1.0))
     ours: Any = mock.Mock(config=RefinementConfig(newest=2, earlier=3, old=1), windows=windows, picture=(8, 8))
     ours._imagination.world = SimpleNamespace(net=SimpleNamespace(text_channels=4), config=SimpleNamespace(fps=10))
-    ours._probe, ours._imagination.transform.as_json = torch.zeros(1), "{}"
+    ours._probe, ours._imagination.transform.to_json.return_value = torch.zeros(1), "{}"
     ours._drawn = partial(Refinement._drawn, ours)
     ours._old = lambda seed, position: full(1, 9.0) | {SHOWN_KEY: torch.tensor([[1.0, 0.0]])}
     first = Refinement.batch(ours, 0, 12)

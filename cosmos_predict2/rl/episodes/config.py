@@ -51,7 +51,7 @@ class VLARLConfig(LearnerConfig):
     shared_noise: bool = True  # episodes of a group share what the environment draws; else each has its own
     advantage: GroupAdvantageConfig = attrs.field(factory=lambda: GroupAdvantageConfig(epsilon=1e-6, correction=1))
     # Values [E] of episodes' actions, a list of [A, D], by what recordings show (`rl.imagined.actions_alone`). Of the
-    # advantage they are this share, and what is imagined is the rest; null: what is imagined is all.
+    # advantage they are this share, and what is imagined is the rest; null or 0: what is imagined is all.
     actions_alone: Any = None
     actions_share: float = attrs.field(default=0.5, validator=at_least(0, at_most=1))
     micro_batches: int = attrs.field(default=1, validator=at_least(1))  # of a minibatch; trainer.grad_accum_iter
@@ -68,8 +68,6 @@ class VLARLConfig(LearnerConfig):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        if self.actions_alone is not None and objective_of(self.objective).imitates:
-            yield "actions_alone", f"{self.objective} has no advantage of which it is a part: set it to null"
         if objective_of(self.objective).is_ratio:
             if self.weight_copy_decay_type:
                 yield "weight_copy_decay_type", f"it belongs to nft, not to {self.objective}"

@@ -271,7 +271,7 @@ class Refinement(nn.Module):
         one |= text_item(torch.zeros(1, world.net.text_channels), torch.ones(1))
         batch: dict[str, Any] = {key: value.expand(size, *value.shape).clone() for key, value in one.items()}
         batch |= {**own, PROBE_KEY: self._probe.expand(size, *self._probe.shape)}
-        batch[TRANSFORM_KEY] = [self._imagination.transform.as_json] * size
+        batch[TRANSFORM_KEY] = [self._imagination.transform.to_json()] * size
         batch[POSITION_KEY] = torch.arange(position, position + size)
         return batch
 

@@ -75,10 +75,15 @@ class ActionsAlone:
 
 
 def actions_alone_of(
-    data: str, split: str | None = "", action_keys: Sequence[str] | None = None
+    data: str | None, split: str | None = "", action_keys: Sequence[str] | None = None
 ) -> ActionsAlone | None:
-    """Learnt from the part of a split that training has, by its file or else the usual one; None for recordings of
-    several tasks, whose actions mean success at one and failure at another."""
+    """Learnt from the part of a split that training has, by its file or else the usual one; None, with a warning, for
+    recordings of several tasks, whose actions mean success at one and failure at another, and of one outcome."""
+    if not data:
+        raise ConfigError(
+            "model.config.rl.actions_alone.data is not set, and the world model's run records none: give the folder of"
+            " the recordings, or model.config.rl.actions_share=0."
+        )
     source = LeRobotSource.open(Path(data), action_keys or ())
     if (num_tasks := len({source.caption(i) for i in range(len(source))})) > 1:
         log.warning(
@@ -86,4 +91,8 @@ def actions_alone_of(
         )
         return None
     found = read_split(split) if split else make_split(data)
+    found.require(source)
+    if len({found.outcomes[i] for i in found.train} - {None}) < 2:
+        log.warning("%s: all that is learnt from has one outcome, so that what is imagined is paid alone", data)
+        return None
     return ActionsAlone.of(source, found.train, found.outcomes)

@@ -204,7 +204,7 @@ def test_actions_of_any_scale_come_out_in_the_order_of_one(root: Path, caplog: p
             assert torch.equal(data[0]["action"], torch.from_numpy(made.action(0)[:3]))
         transform = data.action_transform
         assert transform.proposed and transform.stats is not None and '"proposed"' in data[0]["action_transform"]
-        assert [one.as_json for one in of_splits] == [transform.as_json] * 2, "one data set has one transform"
+        assert [one.to_json() for one in of_splits] == [transform.to_json()] * 2, "one data set has one transform"
         assert not dataset(root, action_transform=controller(3)).action_transform.proposed
 
 

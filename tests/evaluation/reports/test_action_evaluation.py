@@ -339,7 +339,7 @@ def test_the_command_measures_weights_of_no_run(tmp_path: Path, capsys: pytest.C
     weights = tmp_path / "weights.safetensors"
     state = {f"net_ema.{name}": value for name, value in pipe.dit.state_dict().items()}
     state |= {name.replace("_ema", ""): value * torch.nan for name, value in state.items()}
-    save_file(state, weights, metadata={"action_transform": TOY.as_json})
+    save_file(state, weights, metadata={"action_transform": TOY.to_json()})
     words = ["--dit_path", str(weights), "--model_size", "tiny", "--num_clips", "3", "--num_steps", "1"]
     words += ["--toy_episodes", "2", "--data", "toy", "--out", str(tmp_path / "out"), "--num_chunks", "1"]
     words.append("--load_ema")

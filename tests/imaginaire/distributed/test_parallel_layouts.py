@@ -110,7 +110,7 @@ def _with_actions(batch: dict[str, Any]) -> dict[str, Any]:
     if "video" not in batch:
         return batch
     numbers = batch["sample_position"][:, None, None] + torch.arange(3 * (4 * FRAMES - 4)).view(-1, 3)
-    transforms = [controller(3, 1.0).as_json] * len(numbers)
+    transforms = [controller(3, 1.0).to_json()] * len(numbers)
     return {**batch, "action": torch.sin(numbers.double()), TRANSFORM_KEY: transforms}
 
 

@@ -78,7 +78,7 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     found = {step.name: step.words for step in steps if "--first" in step.words}
     numbers = [dict(itertools.pairwise(words)) for words in found.values()]
     spans = sorted({(int(one["--first"]), int(one["--first"]) + int(one["--episodes"])) for one in numbers})
-    assert len(spans) == 4, "of trials, of the truth, and of the episodes of two phases"
+    assert len(spans) == 4 + ("choice" in found), "of trials, of the truth, of two phases' episodes, of the choice"
     assert all(end <= first for (_, end), (first, _) in itertools.pairwise(spans)), "each start serves once"
     assert str(phases_of(options)[1].data) in found["collect_3"], "which holds what the phase before recorded"
     for phase in phases_of(options):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
-from cosmos_predict2.data.lerobot.info import read_modality
+from cosmos_predict2.data.lerobot.info import read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.toy.videos import ToyWorldStates, ToyWorldVideos, read_states
 from cosmos_predict2.data.video.media import read_video
@@ -188,7 +188,7 @@ def test_recordings_of_a_covered_table_have_two_cameras_and_the_grippers_state_a
     assert source.caption(1) == "reach the green ring" and list(episodes.cameras(1)) == ["front", "wrist"]
     state = source.columns(1, ["observation.state"])["observation.state"]
     assert numpy.allclose(state, episodes.states[1, :, :3], atol=1e-5)
-    assert read_modality(tmp_path).state.keys() == {"gripper_x", "gripper_y", "closed"}
+    assert read_info(tmp_path).modality.state.keys() == {"gripper_x", "gripper_y", "closed"}
 
 
 # ---- the Bridge layout -----------------------------------------------------------------------------------------------

@@ -69,23 +69,20 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         log=MINIBATCHES,
         run_validation=True,
         distributed_parallelism="ddp",
-        callbacks=dict(imagination_watch=watch(label)),
+        callbacks=dict(imagination_watch=watch()),
     )
     run["optimizer"]["lr"] = LEARNING_RATE
     return run
 
 
-def watch(label: str) -> Any:
+def watch() -> Any:
     """The callback that ends a run which leaves what its imagination can be trusted in."""
     from cosmos_predict2.rl.imagined.watch import ImaginationWatch, Limit  # optional: other experiments need none
 
-    steps = Limit(
-        most=0.06, why="steps of .06 to .18 destroyed a working policy, those below .03 did not; lower optimizer.lr"
-    )
-    if label == "openvla_oft":  # whose clones draw narrowly, so that the same steps are farther
-        steps = Limit(most=0.2, why="+.22 and +.01 of true success followed first steps of .06 and .12")
     limits = dict(  # approx_kl was measured; the others are guesses, wide enough to leave a run alone that learns
-        approx_kl=steps,
+        approx_kl=Limit(
+            most=0.06, why="steps of .06 to .18 destroyed a working policy, those below .03 did not; lower optimizer.lr"
+        ),
         obedience=Limit(fall=0.5, why="the world model no longer shows what these actions do"),
         noise_agreement=Limit(fall=0.5, why="what is paid is the noise of the world model, not what the policy does"),
         pictures_outside=Limit(rise=0.3, why="there world model and reward have seen nothing"),
