@@ -70,6 +70,8 @@ def test_views_of_libero_are_one_of_the_cameras_that_take_turns(tmp_path: Path) 
         assert torch.equal(view, LiberoDataset(str(tmp_path), cameras=[camera], **arguments)[0]["video"])  # type: ignore[arg-type]
     episode = open_episodes(tmp_path, camera="agentview_rgb+eye_in_hand_rgb")[0]
     assert numpy.array_equal(episode.pictures([0])[0], both[0]["video"][:, 0].permute(1, 2, 0).numpy())
+    with pytest.raises(ConfigError, match="is no LeRobot data set, of which embodiment and units are"):
+        open_episodes(tmp_path, units="degrees")
     with pytest.raises(ConfigError, match="as many views each"):
         LiberoDataset(str(tmp_path), cameras=["agentview_rgb+eye_in_hand_rgb", "agentview_rgb"], **arguments)  # type: ignore[arg-type]
 

@@ -25,7 +25,7 @@ from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.video.clips import read_frames
 from cosmos_predict2.data.views import cameras_in, stacked, stretched
 from cosmos_predict2.tokenizers.sizes import small_size
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
 
 Pictures = NDArray[numpy.uint8]
 Numbers = NDArray[numpy.float64]
@@ -62,14 +62,17 @@ def open_episodes(
     ``gripper_dim`` is the index of the gripper in an action of LeRobot or LIBERO. ``embodiment`` and ``units`` of a
     LeRobot data set are those of `LeRobotActionDataset`.
     """
-    for toy_folder in (folder, folder / "train"):
-        if any(toy_folder.glob(TOY_STATES)):
-            return list(_toy(toy_folder))
-    if folder.is_dir() and any(folder.glob(f"*/*{dataset_libero.SUFFIX}")):
-        return list(_libero(folder, camera or LIBERO_CAMERA, gripper_dim))
-    form = form_of(folder)
+    toy_folder = next((one for one in (folder, folder / "train") if any(one.glob(TOY_STATES))), None)
+    is_libero = folder.is_dir() and any(folder.glob(f"*/*{dataset_libero.SUFFIX}"))
+    form = "" if toy_folder or is_libero else form_of(folder)
     if form == "lerobot":
         return list(_lerobot(folder, camera, action_keys, gripper_dim, embodiment, units))
+    if embodiment or units:
+        raise ConfigError(f"{folder} is no LeRobot data set, of which embodiment and units are: leave them out.")
+    if toy_folder:
+        return list(_toy(toy_folder))
+    if is_libero:
+        return list(_libero(folder, camera or LIBERO_CAMERA, gripper_dim))
     if form == "bridge":
         return list(_bridge(folder, camera))
     raise DataError(
