@@ -434,6 +434,8 @@ def test_actions_alone_are_learnt_from_the_part_of_a_split_that_training_has(tmp
         assert actions_alone_of(str(tmp_path / "data")) is None, "actions of two tasks"
     write_split(tmp_path / "split.json", replace(split, outcomes=tuple(True for _ in split.outcomes)))
     assert actions_alone_of(str(tmp_path / "data"), str(tmp_path / "split.json")) is None, "of one outcome"
+    with pytest.raises(DataError, match=r"actions_alone, data=.*nowhere.*actions_share=0"):
+        actions_alone_of(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"actions_alone\.data is not set"):
         actions_alone_of(None)
 

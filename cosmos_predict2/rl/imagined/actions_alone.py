@@ -84,14 +84,18 @@ def actions_alone_of(
             "model.config.rl.actions_alone.data is not set, and the world model's run records none: give the folder of"
             " the recordings, or model.config.rl.actions_share=0."
         )
-    source = LeRobotSource.open(Path(data), action_keys or ())
+    try:
+        source = LeRobotSource.open(Path(data), action_keys or ())
+        found = read_split(split) if split else make_split(data)
+        found.require(source)
+    except DataError as error:
+        cure = "Or pay what is imagined alone: model.config.rl.actions_share=0."
+        raise DataError(f"model.config.rl.actions_alone, data={data} and split={split}: {error} {cure}") from error
     if (num_tasks := len({source.caption(i) for i in range(len(source))})) > 1:
         log.warning(
             "%s has recordings of %d tasks: actions alone say nothing, what is imagined is paid", data, num_tasks
         )
         return None
-    found = read_split(split) if split else make_split(data)
-    found.require(source)
     if len({found.outcomes[i] for i in found.train} - {None}) < 2:
         log.warning("%s: all that is learnt from has one outcome, so that what is imagined is paid alone", data)
         return None
