@@ -79,7 +79,7 @@ class ActionContract:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items() if value}
 
     def without_state(self) -> "ActionContract":
-        """That of the actions alone, for what does not read the robot's state."""
+        """The contract of the actions alone, for what does not read the robot's state."""
         return replace(self, state_names=())
 
     def require(self, other: "ActionContract", what: str, and_what: str, cure: str) -> None:
