@@ -229,3 +229,11 @@ def test_the_written_sizes_are_the_published_ones(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StopIteration):
         vla.write_policy(tmp_path / "openvla", "openvla", "2B")
     assert counted[0] == pytest.approx(POLICIES["openvla_oft"].parameters, rel=0.01)
+
+
+def test_a_simulator_teaches_without_recordings() -> None:
+    """The ceiling's policy has a clone and a simulator, and no folder of recordings to pay actions by."""
+    from benchmarks.robots.in_simulator import experiment
+
+    config = experiment("bench_drawer_pi05", "drawer", "pi05")["model"].config
+    assert (config.card, config.rl.actions_alone) == (None, None)

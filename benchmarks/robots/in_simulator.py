@@ -29,7 +29,7 @@ def experiment(name: str, robot: str, label: str) -> dict[str, Any]:
         sentence=SENTENCES[robot],
     )
     config.env = L(WorkerEnv)(make=task, num_envs=WORKERS, chunk=12, render="auto", _recursive_=False)
-    config.card = None
+    config.card = config.rl.actions_alone = None
     run.update(dataloader_train=starts(100_000, GROUPS, shuffle=True), dataloader_val=starts(64, 64, shuffle=False))
     run["trainer"]["callbacks"]["imagination_watch"] = None
     return run
