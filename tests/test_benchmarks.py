@@ -2,6 +2,7 @@
 """Benchmarks run where the project says, on their tiny twins, and say what they found."""
 
 import argparse
+import json
 import re
 import sys
 from argparse import Namespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import driving, imagination, inference, machine, rl_step, rollout, trainer_overhead, vla
+from benchmarks.robots import ways
 from benchmarks.rollout import published
 from cosmos_predict2.rl.config import ANY, RLConfig
 from cosmos_predict2.rl.policies.openvla.model import OpenVLASizes
@@ -237,3 +239,25 @@ def test_a_simulator_teaches_without_recordings() -> None:
 
     config = experiment("bench_drawer_pi05", "drawer", "pi05")["model"].config
     assert (config.card, config.rl.actions_alone) == (None, None)
+
+
+def test_ways_stand_in_one_table_and_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A way that its gate ended has no figure behind learning, and one that did not come to its gate is refused."""
+    figures = {"policy": {"true_ends": {"value": 0.7}, "within_starts": {"value": None}}}
+    for name, verdict, stages in (("a", "no", ["before"]), ("b", "go", ["before", "chosen", "after"])):
+        for k, stage in enumerate(stages):
+            rate = 0.5 + k / 4
+            found = dict(rate=rate, low=rate - 0.1, high=min(1.0, rate + 0.1), episodes=200)
+            (tmp_path / name / stage).mkdir(parents=True)
+            (tmp_path / name / stage / "evaluation.json").write_text(json.dumps(dict(success=found)))
+        (tmp_path / name / "steps").mkdir()
+        (tmp_path / name / "steps" / "gate.json").write_text(json.dumps(dict(processor_seconds=120.0)))
+        (tmp_path / name / "card.json").write_text(json.dumps(dict(verdict=verdict, figures=figures)))
+    picture = tmp_path / "ways.png"
+    ways.run(ways.parser.parse_args([str(tmp_path / "a"), str(tmp_path / "b"), "--picture", str(picture)]))
+    *_, ended, learnt = capsys.readouterr().out.splitlines()
+    assert ended == "| a | .700 |  |  | no | .500 |  |  | 2 |"
+    assert learnt == "| b | .700 |  |  | go | .500 | .750 | 1.000 | 2 |"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"card\.json.*past its gate"):
+        ways.run(ways.parser.parse_args([str(tmp_path)]))
