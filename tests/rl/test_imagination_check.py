@@ -215,6 +215,26 @@ def test_true_attempts_are_played_on_after_success(monkeypatch: pytest.MonkeyPat
         imagination_check.true_attempts(None, env, ONE_VIEW, *[None] * 2)  # type: ignore[arg-type]
 
 
+def test_a_clone_that_passes_through_success_is_known(
+    attempted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A robot that stops at its first success never shows it; imagination, paid by last pictures, calls it failure."""
+    policy, _ = read_policy(tiny_policy_path())
+    play = imagination_check.attempts
+
+    def passing(policy: Any, env: Any, *given: Any, **options: Any) -> Any:
+        played = play(policy, env, *given, **options)
+        return replace(played, success_E=torch.ones_like(played.success_E)) if env.terminate_on_success else played
+
+    assert abs(attempted(policy)["success_lost"].value) < 0.1
+    monkeypatch.setattr(imagination_check, "attempts", passing)
+    found = attempted(policy)
+    at_the_end = found["true_success"].value + found["greedy_above_sampled"].value
+    assert found["success_lost"].value == pytest.approx(1 - at_the_end)
+    judged = judge(figures(), {"policy": {"success_lost": Estimate(0.62, 0.5, 0.75, 48)}})
+    assert judged.verdict == "no" and "lose it again" in judged.reasons[0] and "keep the clone" in judged.next_step
+
+
 def figures(**changes: Any) -> dict[str, Any]:
     right = {bound.name: bound.go for bound in BOUNDS}
     return {"episodes": 90, "successes": 20, **right, **changes}

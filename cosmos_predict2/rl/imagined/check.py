@@ -487,6 +487,9 @@ def true_attempts(
     figures["true_above_nothing"] = agreement.mean(success_G - still_G, seed)
     likeliest_G = attempts(policy, env, starts).success_E.numpy()  # what a robot plays
     figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
+    env.terminate_on_success = True
+    ever_G = attempts(policy, env, starts).success_E.numpy()
+    figures["success_lost"] = agreement.mean(ever_G.astype(float) - likeliest_G, seed)
     for end, found in values.items():
         within = within_groups(found.reshape(TRUE_GROUPS, MEMBERS), nearness.reshape(TRUE_GROUPS, MEMBERS), seed)
         area = area_under_curve(found, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan)
