@@ -60,7 +60,9 @@ def draw(path: str, ways: Sequence[Path]) -> None:
         rates = [point["rate"] for _, point in points]
         spans = [[p["rate"] - p["low"] for _, p in points], [p["high"] - p["rate"] for _, p in points]]
         pane.errorbar(rates, [y for y, _ in points], xerr=spans, fmt="o", capsize=2, label=label)
-    pane.set(xlim=(0, 1.02), xlabel="true success, 200 held-out starts", yticks=range(len(ways)))
+    counts = sorted({int(stage["episodes"]) for one in found for stage in one.values()})
+    starts = " or ".join(map(str, counts))
+    pane.set(xlim=(0, 1.02), xlabel=f"true success, {starts} held-out starts", yticks=range(len(ways)))
     pane.set_yticklabels([way.name for way in ways])
     pane.invert_yaxis()
     pane.grid(alpha=0.3)

@@ -487,7 +487,7 @@ def true_attempts(
     figures["true_above_nothing"] = agreement.mean(success_G - still_G, seed)
     likeliest_G = attempts(policy, env, starts).success_E.numpy()  # what a robot plays
     figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
-    env.terminate_on_success = True
+    env.terminate_on_success = True  # as a robot stops at success
     ever_G = attempts(policy, env, starts).success_E.numpy()
     figures["success_lost"] = agreement.mean(ever_G.astype(float) - likeliest_G, seed)
     for end, found in values.items():
