@@ -242,22 +242,28 @@ def test_a_simulator_teaches_without_recordings() -> None:
 
 
 def test_ways_stand_in_one_table_and_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A way that its gate ended has no figure behind learning, and one that did not come to its gate is refused."""
+    """A way that its gate ended has no figure behind learning, one whose clone succeeds always none of the gate."""
     figures = {"policy": {"true_ends": {"value": 0.7}, "within_starts": {"value": None}}}
-    for name, verdict, stages in (("a", "no", ["before"]), ("b", "go", ["before", "chosen", "after"])):
+    cases = {"a": (["before"], "no"), "b": (["before", "chosen", "after", "after_2"], "go"), "c": (["before"], "")}
+    for name, (stages, verdict) in cases.items():
         for k, stage in enumerate(stages):
-            rate = 0.5 + k / 4
+            rate = 0.4 + k / 5
             found = dict(rate=rate, low=rate - 0.1, high=min(1.0, rate + 0.1), episodes=200)
             (tmp_path / name / stage).mkdir(parents=True)
             (tmp_path / name / stage / "evaluation.json").write_text(json.dumps(dict(success=found)))
         (tmp_path / name / "steps").mkdir()
         (tmp_path / name / "steps" / "gate.json").write_text(json.dumps(dict(processor_seconds=120.0)))
-        (tmp_path / name / "card.json").write_text(json.dumps(dict(verdict=verdict, figures=figures)))
+        (tmp_path / name / "verdict.json").write_text('{"verdict": "full"}')
+        if verdict:
+            (tmp_path / name / "card.json").write_text(json.dumps(dict(verdict=verdict, figures=figures)))
+    (tmp_path / "b/phase_2").mkdir()
+    (tmp_path / "b/phase_2/card.json").write_text(json.dumps(dict(verdict="doubtful", figures={})))
     picture = tmp_path / "ways.png"
-    ways.run(ways.parser.parse_args([str(tmp_path / "a"), str(tmp_path / "b"), "--picture", str(picture)]))
-    *_, ended, learnt = capsys.readouterr().out.splitlines()
-    assert ended == "| a | .700 |  |  | no | .500 |  |  | 2 |"
-    assert learnt == "| b | .700 |  |  | go | .500 | .750 | 1.000 | 2 |"
+    ways.run(ways.parser.parse_args([*(str(tmp_path / name) for name in cases), "--picture", str(picture)]))
+    *_, ended, learnt, full = capsys.readouterr().out.splitlines()
+    assert ended == "| a | .700 |  |  | no | .400 |  |  |  | 2 |"
+    assert learnt == "| b | .700 |  |  | go, doubtful | .400 | .600 | .800 | 1.000 | 2 |"
+    assert full == "| c |  |  |  | full | .400 |  |  |  | 2 |"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match=r"card\.json.*past its gate"):
+    with pytest.raises(ConfigError, match=r"has no verdict\.json: give folders"):
         ways.run(ways.parser.parse_args([str(tmp_path)]))

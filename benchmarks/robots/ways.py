@@ -9,7 +9,7 @@ Success is true, of the held-out starts by which nothing was chosen.
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
 STAGES = {"before": "the first clone", "chosen": "the clone that learns", "after": "after learning"}
+LATER = "after_{}"  # learning of a later phase
 FIGURES = ("true_ends", "within_starts", "greedy_above_sampled")
 
 parser = command_line.parser("benchmarks.robots.ways", __doc__)
@@ -25,20 +26,28 @@ add("ways", nargs="+", type=Path, metavar="FOLDER", help="what --out of improve_
 add("--picture", type=command_line.local_output, metavar="FILE", help="draw them, too")
 
 
-def success(way: Path) -> dict[str, Mapping[str, float]]:
+def stages_of(ways: Sequence[Path]) -> dict[str, str]:
+    """The stages of which any way has true success, those of later phases too, with their titles."""
+    most = 1 + max(len(list(way.glob("phase_*"))) for way in ways)
+    return STAGES | {LATER.format(n): f"after phase {n}" for n in range(2, most + 1)}
+
+
+def success(way: Path, stages: Iterable[str]) -> dict[str, Mapping[str, float]]:
     """By stage; a stage that a way did not come to is missing."""
-    files = {stage: way / stage / "evaluation.json" for stage in STAGES}
+    files = {stage: way / stage / "evaluation.json" for stage in stages}
     return {stage: json.loads(file.read_text())["success"] for stage, file in files.items() if file.is_file()}
 
 
-def row(way: Path) -> str:
-    """A line of the table: the gate's figures of the clone, its verdict, success by stage and what it cost."""
-    card = json.loads((way / "card.json").read_text())
-    figures, by_stage = card["figures"].get("policy", {}), success(way)
+def row(way: Path, stages: Iterable[str]) -> str:
+    """A line of the table: the gate's figures of the clone, its verdicts, success by stage and what it cost."""
+    files = [way / "card.json", *sorted(way.glob("phase_*/card.json"))]
+    cards, by_stage = [json.loads(file.read_text()) for file in files if file.is_file()], success(way, stages)
+    figures = cards[0]["figures"].get("policy", {}) if cards else {}
+    verdicts = [card["verdict"] for card in cards] or [json.loads((way / "verdict.json").read_text())["verdict"]]
     steps = [json.loads(file.read_text()) for file in (way / "steps").glob("*.json")]
     minutes = sum(step.get("processor_seconds") or 0 for step in steps) / 60
     cells = [way.name, *(_short(figures[name]["value"]) if name in figures else "" for name in FIGURES)]
-    cells += [card["verdict"], *(_short(by_stage[stage]["rate"]) if stage in by_stage else "" for stage in STAGES)]
+    cells += [", ".join(verdicts), *(_short(by_stage[one]["rate"]) if one in by_stage else "" for one in stages)]
     return f"| {' | '.join([*cells, f'{minutes:.0f}'])} |"
 
 
@@ -54,9 +63,10 @@ def draw(path: str, ways: Sequence[Path]) -> None:
     from matplotlib import pyplot
 
     figure, pane = pyplot.subplots(figsize=(8, 1.2 + 0.45 * len(ways)))
-    found: list[dict[str, Any]] = [dict(success(way)) for way in ways]
-    for k, (stage, label) in enumerate(STAGES.items()):
-        points = [(i + 0.2 * (k - 1), one[stage]) for i, one in enumerate(found) if stage in one]
+    stages = stages_of(ways)
+    found: list[dict[str, Any]] = [dict(success(way, stages)) for way in ways]
+    for k, (stage, label) in enumerate(stages.items()):
+        points = [(i + 0.6 * (k / len(stages) - 0.4), one[stage]) for i, one in enumerate(found) if stage in one]
         rates = [point["rate"] for _, point in points]
         spans = [[p["rate"] - p["low"] for _, p in points], [p["high"] - p["rate"] for _, p in points]]
         pane.errorbar(rates, [y for y, _ in points], xerr=spans, fmt="o", capsize=2, label=label)
@@ -73,12 +83,13 @@ def draw(path: str, ways: Sequence[Path]) -> None:
 
 def run(args: argparse.Namespace) -> None:
     for way in args.ways:
-        if not (way / "card.json").is_file():
-            raise ConfigError(f"{way} has no card.json: give folders that scripts.improve_policy wrote, past its gate.")
-    head = ["way", *FIGURES, "verdict", *STAGES.values(), "processor-minutes"]
+        if not (way / "verdict.json").is_file():
+            raise ConfigError(f"{way} has no verdict.json: give folders that scripts.improve_policy wrote.")
+    stages = stages_of(args.ways)
+    head = ["way", *FIGURES, "verdict", *stages.values(), "processor-minutes"]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for way in args.ways:
-        print(row(way), flush=True)
+        print(row(way, stages), flush=True)
     if args.picture:
         draw(args.picture, args.ways)
 

@@ -64,7 +64,7 @@ def improve(options: Options) -> WayVerdict:
             done += 1
             results = WayResults(options, runner)
             for phase in results.phases:
-                if phase in results.refused and (phase.is_anew or phase != results.phases[-1]):
+                if phase in results.unlearnt and phase.policy.exists():
                     keep(phase, phase.policy)
                 elif (kept := results.kept(phase)) is not None:
                     keep(phase, kept)

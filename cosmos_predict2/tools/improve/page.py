@@ -33,7 +33,7 @@ LEARNING = {
 class WayVerdict:
     """The end of a way in one word, one sentence, and the one thing to do next."""
 
-    word: str  # better, worse, unclear, kept, refused, unmeasured, unfinished or ended
+    word: str  # better, worse, unclear, kept, full, refused, unmeasured, unfinished or ended
     sentence: str
     next_step: str
 
@@ -73,22 +73,39 @@ class WayResults:
         asked = [phase for phase in self.phases if self.is_done(f"{way.GATE}{phase.end}")]
         return [one for one in asked if self.card(one)["verdict"] == "no" and not self.options.allow_unchecked]
 
+    @cached_property
+    def full(self) -> list[Phase]:
+        """The phase before which a policy truly succeeds (nearly) always, and those behind it: nothing is learnt."""
+        full = [max(self.rates_before(phase), default=0.0) >= way.FULL for phase in self.phases]
+        return self.phases[full.index(True) :] if any(full) else []
+
+    def rates_before(self, phase: Phase) -> list[float]:
+        """True success of what could learn in a phase, where that is known before it learns."""
+        if phase.number == 1:
+            return list(way.rates_of_clones(self.options).values()) if self.is_done(way.CHOICE) else []
+        is_known = phase.clone is not None and all(map(self.is_done, phase.trials_before))
+        return [self.tried_rate(name) for name in phase.trials_before] if is_known else []
+
+    @property
+    def unlearnt(self) -> list[Phase]:
+        """The phases that end with what they began with, or with their new clone."""
+        return [phase for phase in self.phases if phase in self.refused or phase in self.full]
+
     def kept(self, phase: Phase) -> Path | None:
         """The learnt policy that truly succeeds most, on starts that serve for nothing else, or the policy that learnt
         where that succeeds more; None where not all were tried."""
         tried = [f"{way.TRIAL_AFTER}{learnt.end}" for learnt in phase.learnt]
         if not all(map(self.is_done, [*phase.trials_before, *tried])):
             return None
-        best = self.best(phase)
-        before = max(way.rate_of(self.options.out / name / "evaluation.json") for name in phase.trials_before)
-        return best.folder if self.tried_rate(best) >= before else phase.policy
+        best, before = self.best(phase), max(map(self.tried_rate, phase.trials_before))
+        return best.folder if self.tried_rate(f"{way.TRIAL_AFTER}{best.end}") >= before else phase.policy
 
     def best(self, phase: Phase) -> Learnt:
         """The learnt policy that succeeded most in its trial; of equals that of small steps."""
-        return max(phase.learnt, key=self.tried_rate)
+        return max(phase.learnt, key=lambda learnt: self.tried_rate(f"{way.TRIAL_AFTER}{learnt.end}"))
 
-    def tried_rate(self, learnt: Learnt) -> float:
-        return way.rate_of(self.options.out / f"{way.TRIAL_AFTER}{learnt.end}" / "evaluation.json")
+    def tried_rate(self, trial: str) -> float:
+        return way.rate_of(self.options.out / trial / "evaluation.json")
 
     def became_worse(self, phase: Phase) -> bool:
         """True where nothing that was learnt succeeds as often as the policy that learnt it, as far as was tried."""
@@ -96,18 +113,20 @@ class WayResults:
 
     def brings(self, phase: Phase) -> bool:
         """True where a phase ends with another policy than it began with: its new clone, or what was learnt."""
-        return phase.is_anew is True or (phase not in self.refused and not self.became_worse(phase))
+        return phase.is_anew is True or (phase not in self.unlearnt and not self.became_worse(phase))
 
     def left_out(self) -> set[str]:
         """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
-        the truth of what is not kept."""
+        the gate and all behind it where nothing is left to learn; the truth of what is not kept."""
         refused, steps = self.refused, [step.name for step in self.runner.steps]
         ends = [learnt.end for phase in refused for learnt in phase.learnt]
         names = {f"{name}{end}" for end in ends for name in ("learning", "export", way.TRIAL_AFTER)}
         names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in refused if phase.clone is None}
         if refused and refused[-1] == self.phases[-1]:
             names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
-        if way.CHOSEN in steps:  # then what the choice brought is known
+        if self.full:
+            names |= set(steps[steps.index(f"{way.GATE}{self.full[0].end}") :])
+        if way.CHOSEN in steps or self.full:  # then what the choice brought is known
             names -= {"before", way.CHOSEN}
         for phase in self.phases:
             after = {f"after{phase.end}"}
@@ -126,6 +145,11 @@ class WayResults:
             return WayVerdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
         done = [phase for phase in self.phases if f"learning{phase.end}" not in due]
         better = [phase for phase in self.phases if self.brings(phase)]
+        if self.full and not done and not better:
+            truth = self.success(self.truth_of(chosen(options)))
+            sentence = f"The clone truly succeeds (nearly) always, {truth['rate']:.3f} of {truth['episodes']} episodes"
+            sentence += f" by whose starts nothing was chosen: nothing is left to learn in imagination.{self._choice()}"
+            return WayVerdict("full", sentence, _NEXT["full"])
         if not done and not better:
             reasons = "; ".join(self.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
             sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{self._choice()}"
@@ -154,6 +178,8 @@ class WayResults:
         checked = f"the gate says {self.card(done[-1])['verdict']}" if done else "the gate says no"
         if done and self.card(done[-1])["verdict"] == "no":
             checked += ", which was overruled"
+        if self.full:
+            checked += f"; phase {self.full[0].number} began with a policy that truly succeeds (nearly) always: the end"
         for phase in self.refused:
             checked += f", and no to phase {phase.number}"
         for phase in done:
@@ -206,6 +232,7 @@ _CLONE = "Use the clone, and record episodes of it: what the world model has not
 _NEXT = {
     **dict.fromkeys(("better", "unclear"), _AGAIN),
     **dict.fromkeys(("kept", "worse"), _CLONE),
+    "full": "Use RUN/policy; what it cannot do yet takes other recordings: harder starts, another task.",
     "unmeasured": "Let the robot play 20 episodes with the clone and 20 with the policy, from the same starts; count.",
 }
 

@@ -33,6 +33,8 @@ GATE, GYM = "gate", "gym:"
 TRIAL_BEFORE, TRIAL_CLONE, TRIAL_AFTER = "trial_before", "trial_clone", "trial_after"
 CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the one that learns
 RANKING = "ranking.json"
+# True success, of 100 episodes, behind which no learning follows: what is left could not be told from chance.
+FULL = 0.97
 REINFORCED = "posttraining/reinforcement_learning/policy"
 # A policy also learns by large steps where it can be tried, without a watch: behind a good imagination it gains more.
 LARGE, LARGE_STEPS = "_large", {"optimizer.lr": 3e-4, "trainer.max_iter": 160, WATCH: "null"}
@@ -116,16 +118,23 @@ def clones_of(options: Options) -> list[Clone]:
 def chosen(options: Options) -> Clone:
     """The clone that learns: that of most true success, where none is known that which imagination ranks first, and
     before there is a ranking the first that is trained."""
-    clones, path = clones_of(options), options.out / RANKING
-    if len(clones) == 1 or not path.exists():
-        return clones[0]
+    clones, rates = clones_of(options), rates_of_clones(options)
+    name = max(rates, key=rates.__getitem__) if rates else ""  # of equals the first in the ranking
+    return next((clone for clone in clones if clone.name == name), clones[0])  # of one that is not trained any more
+
+
+def rates_of_clones(options: Options) -> dict[str, float]:
+    """True success of clones by their names, in the order of what is imagined of them; empty where none was ranked."""
+    path = options.out / RANKING
+    if len(clones_of(options)) == 1 or not path.exists():
+        return {}
     try:  # the folder may have been moved
         rows = foreign_json.load_object(path)["policies"]
-        best = max(rows, key=lambda row: _rate(row.get("true_success")))
-        name = Path(best["policy"]).parent.name
-    except (ValueError, LookupError, TypeError) as error:
+        if rates := {Path(row["policy"]).parent.name: _rate(row.get("true_success")) for row in rows}:
+            return rates
+        raise ValueError("it has none")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no ranking of clones ({error!r}). Remove it: it is made again.") from error
-    return next((clone for clone in clones if clone.name == name), clones[0])  # of one that is not trained any more
 
 
 def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
