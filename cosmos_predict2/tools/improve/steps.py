@@ -206,7 +206,8 @@ class Runner:
                 thread.start()
             with _passed_on(child):
                 while child.poll() is None:
-                    time.sleep(0.1)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(0.1)
                     if (now := time.monotonic()) >= next_line:
                         next_line = now + max(LINES_S, (now - began) / 20)
                         in_step = max(0.0, ends[-1] - now) if ends else None

@@ -197,7 +197,7 @@ WRITE += "p.write_text(sys.argv[2])"
 def writing(folder: Path, contents: Mapping[str, tuple[str, Any]]) -> list[WayStep]:
     """Steps by name, each of which writes one file."""
     return [
-        WayStep(name, name, ("-c", WRITE, str(folder / file), json.dumps(content)), makes=(folder / file,))
+        WayStep(name, name, ("-IS", "-c", WRITE, str(folder / file), json.dumps(content)), makes=(folder / file,))
         for name, (file, content) in contents.items()
     ]
 
