@@ -23,7 +23,7 @@ from hydra._internal.config_repository import CachingConfigRepository, ConfigRep
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
 from hydra._internal.defaults_list import create_defaults_list
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import setup_globals
@@ -224,7 +224,8 @@ def _group(entry: Any) -> str:
 
 def _merge_groups(root: DictConfig, choices: Mapping[str, Override]) -> DictConfig:
     """The tree of the config file, with the entries that its defaults list, the experiment and the choices name."""
-    ConfigStore.instance().store(name=ROOT, node=root)
+    name = f"{ROOT}.yaml"  # set here, since `store` would copy the tree
+    ConfigStore.instance().repo[name] = ConfigNode(name, root, group=None, package=None, provider=__name__)
     try:
         return _composed(list(choices.values()))
     except MissingConfigException as error:  # of the defaults list of a file or of an entry

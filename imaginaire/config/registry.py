@@ -291,9 +291,10 @@ def prepare_store(root: Config) -> None:
                 move_keys(entry.node)
                 if "defaults" in entry.node:
                     _rename_defaults(entry.node, entry.provider)
-    for name in LAZY_MEMBERS:
-        store.store(group="clear", package="_global_", name=name, node={name: None}, provider=__name__)
-    store.store(group="clear", package="trainer", name="callbacks", node={"callbacks": None}, provider=__name__)
+    if "clear" not in store.repo:
+        for name in LAZY_MEMBERS:
+            store.store(group="clear", package="_global_", name=name, node={name: None}, provider=__name__)
+        store.store(group="clear", package="trainer", name="callbacks", node={"callbacks": None}, provider=__name__)
     listed = []
     for item in root.defaults:
         if isinstance(item, Mapping) and len(item) == 1:
