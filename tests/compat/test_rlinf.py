@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations of RLinf: the files here translate, fields set what their table says, others are refused by name."""
 
+import copy
+import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import hydra
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 
 from cosmos_predict2.compat.fields import Translation, read_fields
 from cosmos_predict2.compat.rlinf import configurations, policies
@@ -167,10 +175,21 @@ OF_POLICIES = [  # overrides of the tiny twin with a policy of these, and what t
 ]
 
 
+_composed = functools.cache(hydra.compose)
+
+
+def _changed(name: str, overrides: Sequence[str]) -> DictConfig:
+    """What `hydra.compose` gives, whose files are read once: of values, not of groups."""
+    tree = copy.deepcopy(_composed(name))
+    ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides([*overrides]), tree)
+    return tree
+
+
 def with_policy(policy: str, changes: str) -> Translation:
     """The tiny twin with these overrides and, if one is named, a policy of this type."""
     own = [f"actor.model.model_type={policy}", "actor.model.model_path=tests"] if policy else []
-    return translated("tiny_toy_grpo", *own, *changes.split())
+    with mock.patch.object(hydra, "compose", _changed):
+        return translated("tiny_toy_grpo", *own, *changes.split())
 
 
 @pytest.mark.parametrize(
