@@ -218,11 +218,17 @@ def test_saves_wait_for_the_last_chunk() -> None:
     assert list(ends) == [*[False] * 5, True] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", [[], student(True)], ids=["supervised", "student"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param([], id="supervised", marks=pytest.mark.long),
+        pytest.param(student(True), id="student", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_resumes_bit_by_bit(tmp_path: Path, objective: list[str]) -> None:
     options = [*SHORT, *RUN, *objective, f"{OWN}.share=0.5", f"{OWN}.ramp=8", f"{OWN}.noise=0.1"]
-    assert_resumes(tmp_path, options, 6, 12, name=NAME, config=CONFIG)
+    options.append("dataloader_train.batch_size=2")  # three chunks, each a minibatch
+    assert_resumes(tmp_path, options, 3, 6, name=NAME, config=CONFIG)
 
 
 @pytest.mark.parametrize(
