@@ -231,8 +231,8 @@ def test_a_recipe_takes_all_but_the_folder_from_the_robot(robot: str, tmp_path: 
 
 
 def options(robot: str, root: Path, *more: str) -> list[str]:
-    """Two iterations of the tiny model."""
-    short = ["trainer.max_iter=2", "checkpoint.save_iter=2", "trainer.run_validation=false"]
+    """An iteration of the tiny model."""
+    short = ["trainer.max_iter=1", "checkpoint.save_iter=1", "trainer.run_validation=false"]
     short += ["dataloader_train.num_workers=0", "dataloader_train.batch_size=1", "trainer.callbacks.draw_samples=null"]
     name = ["job.project=tests", "job.group=engine", f"job.name={robot}"]
     return [f"experiment={OF_ROBOT.format(robot)}", f"{ROOT}={root}", *short, *name, *more]
@@ -247,17 +247,18 @@ def test_positions_are_not_summed_and_velocities_are(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_keep_quantiles_and_refuse_other_units(tmp_path: Path) -> None:
-    root = write_robot(tmp_path / "droid", "droid_lerobot", "v3.0", episodes=4)
+    root = write_robot(tmp_path / "droid", "droid_lerobot", "v3.0", episodes=3, length=48)
     quantiles = "dataloader_train.dataset.action_transform=quantiles"
     assert train(tmp_path, options("droid", root, quantiles), config=BASE) == 0
     kept = read_card(str(run_dir(tmp_path, "droid"))).action_transform
     assert kept is not None and kept.stats is not None and kept.scale[7] == 1
     ends = kept.apply([kept.stats["q01"], kept.stats["q99"]])
     assert numpy.allclose(ends[:, :7], [[-1.0] * 7, [1.0] * 7])
-    root, camera = write_robot(tmp_path / "so100", "so100_m100", episodes=2), "dataloader_train.dataset.camera=front"
+    root = write_robot(tmp_path / "so100", "so100_m100", episodes=2, length=48)
+    camera = "dataloader_train.dataset.camera=front"
     assert train(tmp_path, options("so100", root, camera, f"{UNITS}=m100"), config=BASE) == 0
     with pytest.raises(ConfigError, match=r"The run takes .* in m100, but the data have degrees"):
-        train(tmp_path, options("so100", root, camera, f"{UNITS}=degrees", "trainer.max_iter=3"), config=BASE)
+        train(tmp_path, options("so100", root, camera, f"{UNITS}=degrees", "trainer.max_iter=2"), config=BASE)
 
 
 def _recordings(num: int = 12, length: int = 48) -> tuple[list[numpy.ndarray], list[numpy.ndarray]]:
