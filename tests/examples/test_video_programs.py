@@ -200,7 +200,7 @@ def test_the_best_is_first_by_the_mean_of_what_a_critic_says(tmp_path: Path) -> 
 
 
 def test_a_clip_is_edited_the_less_the_smaller_the_strength(tmp_path: Path) -> None:
-    made, of_video = {}, ["--text2image_edit_strength", "0", "--num_steps", "10"]
+    made, of_video = {}, ["--text2image_edit_strength", "0", "--num_steps", "5"]
     for strength in ("0.2", "0.6", "1"):
         path = tmp_path / f"edit{strength}.mp4"
         flags = ["--input_video_path", CLIP, "--video2world_edit_strength", strength, *of_video]
@@ -215,7 +215,7 @@ def test_a_clip_is_edited_the_less_the_smaller_the_strength(tmp_path: Path) -> N
     flags = ["--input_video_path", CLIP, "--video2world_edit_strength", "0.6", *of_video]
     assert video2video_sdedit.main([*TINY, *flags, "--batch_input_json", batch]) == 0
     assert frames_of(tmp_path / "many.mp4") == frames_of(tmp_path / "edit0.6.mp4")
-    plain = ["--input_path", CLIP, "--start_frame_idx", "0", "--num_steps", "10"]
+    plain = ["--input_path", CLIP, "--start_frame_idx", "0", "--num_steps", "5"]
     assert frames_of(tmp_path / "p.mp4", video2world.main, *TINY, *plain) == frames_of(tmp_path / "edit1.mp4")
 
 
@@ -224,7 +224,7 @@ def test_the_first_frame_is_edited_by_text2image(tmp_path: Path) -> None:
     for strength in ("0", "0.2", "1"):
         path = tmp_path / f"edit{strength}.mp4"
         flags = ["--input_video_path", CLIP, "--start_frame_idx", "3", "--text2image_edit_strength", strength]
-        assert video2video_sdedit.main([*TINY, *flags, "--num_steps", "10", "--save_path", str(path)]) == 0
+        assert video2video_sdedit.main([*TINY, *flags, "--num_steps", "5", "--save_path", str(path)]) == 0
         first[strength] = media.read_video(path)[0][:, 0].float()
     true = media.read_video(tmp_path / "edit0_input.mp4")[0][:, 0].float()
     clip = media.read_video(CLIP)[0].float()
@@ -307,13 +307,14 @@ TINY_PICTURE = ["--model_size", "tiny", "--prompt", PROMPT]
 
 
 def test_a_picture_of_the_toy_world_and_a_batch_makes_the_same(tmp_path: Path) -> None:
+    few = [*TINY_PICTURE, "--num_steps", "8"]
     for ending in (".jpg", ".png"):
-        assert text2image.main([*TINY_PICTURE, "--seed", "1", "--save_path", str(tmp_path / f"one{ending}")]) == 0
+        assert text2image.main([*few, "--seed", "1", "--save_path", str(tmp_path / f"one{ending}")]) == 0
     assert media.read_image(tmp_path / "one.jpg").shape == (3, 48, 48)
     entries = [{"prompt": PROMPT, "seed": seed, "output_image": str(tmp_path / f"{seed}.png")} for seed in range(4)]
     (tmp_path / "batch.json").write_text(json.dumps([*entries, {"prompt": PROMPT}]))
     batch = ["--batch_input_json", str(tmp_path / "batch.json"), "--save_path", str(tmp_path / "x.png")]
-    assert text2image.main([*TINY_PICTURE, *batch]) == 0
+    assert text2image.main([*few, *batch]) == 0
     assert frames_of(tmp_path / "1.png") == frames_of(tmp_path / "one.png")
     assert (tmp_path / "output_4.png").exists()
     pictures = torch.stack([media.read_image(tmp_path / f"{seed}.png") for seed in range(4)]).permute(0, 2, 3, 1)
