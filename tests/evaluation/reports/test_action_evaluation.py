@@ -335,7 +335,10 @@ def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_measures_weights_of_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], pipe: Any) -> None:
+def test_the_command_measures_weights_of_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation_data, "NUM_FOR_PROBE", 8)
     weights = tmp_path / "weights.safetensors"
     state = {f"net_ema.{name}": value for name, value in pipe.dit.state_dict().items()}
     state |= {name.replace("_ema", ""): value * torch.nan for name, value in state.items()}
