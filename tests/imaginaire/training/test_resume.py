@@ -45,10 +45,11 @@ def run_in_two(root: Path, overrides: list[str], edit: Edit | None = None) -> No
 
 
 @slow
-@pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
-def test_one_process(tmp_path: Path, ckpt_type: str) -> None:
-    run_whole(tmp_path / "whole", [f"ckpt_type={ckpt_type}"])
-    run_in_two(tmp_path / "parts", [f"ckpt_type={ckpt_type}"])
+@pytest.mark.parametrize(("ckpt_type", "num_workers"), [("standard", 2), ("dcp", 0)])
+def test_one_process(tmp_path: Path, ckpt_type: str, num_workers: int) -> None:
+    options = [f"ckpt_type={ckpt_type}", f"dataloader_train.num_workers={num_workers}"]
+    run_whole(tmp_path / "whole", options)
+    run_in_two(tmp_path / "parts", options)
     assert compare(tmp_path / "whole", tmp_path / "parts") is None
     assert len(losses(tmp_path / "whole")) == 5 + 4, "training losses every 2, validation at 0, 4, 8 and 11"
     assert [iteration for iteration, _ in losses(tmp_path / "parts")].count(STOP_AT) == 1, "its end is validated"
