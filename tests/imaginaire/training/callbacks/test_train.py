@@ -44,6 +44,7 @@ def restored_gc() -> Iterator[None]:
     yield
     gc.unfreeze()
     gc.enable()
+    gc.freeze()  # else each later collection of this process looks through all that is imported
 
 
 @pytest.mark.usefixtures("restored_gc")
