@@ -59,8 +59,9 @@ def test_each_call_has_a_run_folder_of_its_own_below_the_output_root(tmp_path: P
         shutil.rmtree(place / "logs")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["openvla_oft", "openpi"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("openvla_oft", marks=pytest.mark.long), pytest.param("openpi", marks=pytest.mark.slow)]
+)
 def test_published_policies_learn_in_imagination_by_the_command_of_the_guide(kind: str, tmp_path: Path) -> None:
     if kind == "openpi":
         tiny_pi05.write_tiny(tmp_path / "clone", action_horizon=4, hold=3)

@@ -102,8 +102,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "recipe", "more", "printed"), TRAINED, ids=["openvla", "pi05"])
+@pytest.mark.parametrize(
+    ("command", "recipe", "more", "printed"),
+    [
+        pytest.param(*TRAINED[0], id="openvla", marks=pytest.mark.slow),
+        pytest.param(*TRAINED[1], id="pi05", marks=pytest.mark.long),
+    ],
+)
 def test_a_command_of_the_guide(command: str, recipe: str, more: str, printed: str, checkout: Path) -> None:
     words = command.strip().replace("uv run ", "")
     published = next(word for word in words.split() if word.endswith(".toml"))

@@ -79,7 +79,7 @@ def test_hooks_come_in_the_documented_order(tmp_path: Path) -> None:
     assert loading == ["on_load_checkpoint_start", "on_load_checkpoint", "on_load_checkpoint_end"]
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.long), "bfloat16", "float16"])
 def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
     overrides = ["model._target_=examples.minimal.model.MinimalModel", f"model.precision={precision}", *QUICK]
     overrides += ["trainer.max_iter=40", "dataloader_train.batch_size=16", "~trainer.callbacks.sway", "model.width=32"]
