@@ -17,8 +17,10 @@ def number_of_weights(network: str) -> int:
     return sum(math.prod(value.shape) for name, value in state.items() if not weights.is_extra(name))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "shards", "world_size"), [("2b", 8, 16), ("14b", 32, 32)])
+@pytest.mark.parametrize(
+    ("size", "shards", "world_size"),
+    [pytest.param("2b", 8, 16, marks=pytest.mark.slow), pytest.param("14b", 32, 32, marks=pytest.mark.long)],
+)
 def test_a_rank_of_the_real_sizes_holds_its_part_of_everything(size: str, shards: int, world_size: int) -> None:
     overrides = (EMA, f"model.config.fsdp_shard_size={shards}")
     found = measured_rank_bytes(f"predict2_video2world_training_{size}_groot_gr1_480", world_size, overrides)

@@ -188,7 +188,7 @@ def test_names_and_modules_stay() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["none", "block_wise", "predict2_2b_720"])
+@pytest.mark.parametrize("mode", ["none", pytest.param("block_wise", marks=pytest.mark.long), "predict2_2b_720"])
 def test_one_block_is_compiled_for_all(mode: str) -> None:
     """The compiler gives up after eight, and then runs the other blocks as they are."""
     torch._dynamo.reset()
