@@ -72,8 +72,10 @@ def test_results_have_the_dtype_of_what_was_given(tokenizer: WanTokenizer, dtype
     assert latent.dtype == dtype and tokenizer.decode(latent).dtype == dtype
 
 
-@pytest.mark.parametrize("num_res_blocks", [1, 2, 3])
-@pytest.mark.parametrize("temperal_downsample", [(False, True, True), (True, False, True), (True, True, True)])
+@pytest.mark.parametrize(
+    ("num_res_blocks", "temperal_downsample"),
+    [(1, (False, True, True)), (2, (True, False, True)), (3, (True, True, True)), (2, (False, True, True))],
+)
 def test_the_window_does_not_change_the_result(num_res_blocks: int, temperal_downsample: tuple[bool, ...]) -> None:
     config = dict(TINY, num_res_blocks=num_res_blocks, temperal_downsample=temperal_downsample)
     net = _net(**config)

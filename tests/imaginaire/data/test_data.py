@@ -291,8 +291,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-@pytest.mark.parametrize("is_validation", [False, True])
+@pytest.mark.parametrize(("kind", "is_validation"), [*((kind, False) for kind in LOADERS), ("own", True)])
 def test_workers_outlive_the_signals_that_the_training_process_answers(kind: str, is_validation: bool) -> None:
     others = set(multiprocessing.active_children())
     loader = LOADERS[kind](Numbers(60))
