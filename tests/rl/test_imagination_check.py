@@ -112,7 +112,7 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     assert of_policy["within_starts"] > 0.2 and 0 < of_policy["true_ends_by_actions"] < 1
     assert 0 < of_policy["true_above_nothing"] <= of_policy["true_success"]
     assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)
-    still = (*words[:2], *words[4:], "--options", "noise=1e-6")  # attempts that are what it plays
+    still = (*words[:2], *words[4:], "--options", "noise=1e-6", "--episodes", 4)  # attempts that are what it plays
     check(data, tmp_path / "still.json", *still)
     attempts = read_card(str(tmp_path / "still.json")).figures["policy"]
     assert attempts["greedy_above_sampled"]["value"] == attempts["spread"] == 0
