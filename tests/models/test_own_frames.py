@@ -226,7 +226,7 @@ def test_saves_wait_for_the_last_chunk() -> None:
     ],
 )
 def test_a_run_resumes_bit_by_bit(tmp_path: Path, objective: list[str]) -> None:
-    options = [*SHORT, *RUN, *objective, f"{OWN}.share=0.5", f"{OWN}.ramp=8", f"{OWN}.noise=0.1"]
+    options = [*SHORT, *RUN, *objective, f"{OWN}.share=0.5", f"{OWN}.ramp=2", f"{OWN}.noise=0.1"]
     options.append("dataloader_train.batch_size=2")  # three chunks, each a minibatch
     assert_resumes(tmp_path, options, 3, 6, name=NAME, config=CONFIG)
 

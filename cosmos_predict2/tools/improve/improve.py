@@ -63,8 +63,9 @@ def improve(options: Options) -> WayVerdict:
             step = runner.steps[done]
             done += 1
             results = WayResults(options, runner)
-            for phase in results.phases:
-                if phase in results.unlearnt and phase.policy.exists():
+            for phase in results.phases[:1] if results.is_full else results.phases:
+                is_refused = phase in results.refused and (phase.is_tried or phase != results.phases[-1])
+                if results.is_full or is_refused:
                     keep(phase, phase.policy)
                 elif (kept := results.kept(phase)) is not None:
                     keep(phase, kept)

@@ -74,22 +74,15 @@ class WayResults:
         return [one for one in asked if self.card(one)["verdict"] == "no" and not self.options.allow_unchecked]
 
     @cached_property
-    def full(self) -> list[Phase]:
-        """The phase before which a policy truly succeeds (nearly) always, and those behind it: nothing is learnt."""
-        full = [max(self.rates_before(phase), default=0.0) >= way.FULL for phase in self.phases]
-        return self.phases[full.index(True) :] if any(full) else []
-
-    def rates_before(self, phase: Phase) -> list[float]:
-        """True success of what could learn in a phase, where that is known before it learns."""
-        if phase.number == 1:
-            return list(way.rates_of_clones(self.options).values()) if self.is_done(way.CHOICE) else []
-        is_known = phase.clone is not None and all(map(self.is_done, phase.trials_before))
-        return [self.tried_rate(name) for name in phase.trials_before] if is_known else []
+    def is_full(self) -> bool:
+        """True where the clone that is chosen truly succeeds (nearly) always, and nothing has learnt of it: the way
+        ends there."""
+        learns = any(self.is_done(f"learning{learnt.end}") for learnt in self.phases[0].learnt)
+        return self.is_done(way.CHOICE) and not learns and any(map(way.is_full, self.played.values()))
 
     @property
-    def unlearnt(self) -> list[Phase]:
-        """The phases that end with what they began with, or with their new clone."""
-        return [phase for phase in self.phases if phase in self.refused or phase in self.full]
+    def played(self) -> Mapping[str, Mapping[str, Any]]:
+        return way.played_clones(self.options)
 
     def kept(self, phase: Phase) -> Path | None:
         """The learnt policy that truly succeeds most, on starts that serve for nothing else, or the policy that learnt
@@ -97,15 +90,16 @@ class WayResults:
         tried = [f"{way.TRIAL_AFTER}{learnt.end}" for learnt in phase.learnt]
         if not all(map(self.is_done, [*phase.trials_before, *tried])):
             return None
-        best, before = self.best(phase), max(map(self.tried_rate, phase.trials_before))
-        return best.folder if self.tried_rate(f"{way.TRIAL_AFTER}{best.end}") >= before else phase.policy
+        best = self.best(phase)
+        before = max(way.rate_of(self.options.out / name / "evaluation.json") for name in phase.trials_before)
+        return best.folder if self.tried_rate(best) >= before else phase.policy
 
     def best(self, phase: Phase) -> Learnt:
         """The learnt policy that succeeded most in its trial; of equals that of small steps."""
-        return max(phase.learnt, key=lambda learnt: self.tried_rate(f"{way.TRIAL_AFTER}{learnt.end}"))
+        return max(phase.learnt, key=self.tried_rate)
 
-    def tried_rate(self, trial: str) -> float:
-        return way.rate_of(self.options.out / trial / "evaluation.json")
+    def tried_rate(self, learnt: Learnt) -> float:
+        return way.rate_of(self.options.out / f"{way.TRIAL_AFTER}{learnt.end}" / "evaluation.json")
 
     def became_worse(self, phase: Phase) -> bool:
         """True where nothing that was learnt succeeds as often as the policy that learnt it, as far as was tried."""
@@ -113,7 +107,8 @@ class WayResults:
 
     def brings(self, phase: Phase) -> bool:
         """True where a phase ends with another policy than it began with: its new clone, or what was learnt."""
-        return phase.is_anew is True or (phase not in self.unlearnt and not self.became_worse(phase))
+        is_learnt = phase not in self.refused and not self.became_worse(phase)
+        return not self.is_full and (phase.is_anew is True or is_learnt)
 
     def left_out(self) -> set[str]:
         """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
@@ -124,9 +119,9 @@ class WayResults:
         names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in refused if phase.clone is None}
         if refused and refused[-1] == self.phases[-1]:
             names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
-        if self.full:
-            names |= set(steps[steps.index(f"{way.GATE}{self.full[0].end}") :])
-        if way.CHOSEN in steps or self.full:  # then what the choice brought is known
+        if self.is_full:
+            names |= set(steps[steps.index(way.GATE) :])
+        if way.CHOSEN in steps or self.is_full:  # then what the choice brought is known
             names -= {"before", way.CHOSEN}
         for phase in self.phases:
             after = {f"after{phase.end}"}
@@ -136,20 +131,20 @@ class WayResults:
     def verdict(self) -> WayVerdict:
         options, refused, left_out = self.options, self.refused, self.left_out()
         due = {step.name: step for step in self.runner.steps if self.runner.why(step)}
-        for step in due.values():
+        for step in (step for name, step in due.items() if name not in left_out):
             if (marker := self.runner.marker(step)).get("state") == FAILED:
                 number = self.runner.steps.index(step) + 1
                 sentence = f"The way ended at step {number}, {step.title}: {marker['error']}"
                 return WayVerdict("ended", sentence, "Mend what it names, and start the same command again.")
         if due.keys() - left_out:
             return WayVerdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
+        if self.is_full:
+            truth = self.success(self.truth_of(chosen(options)))
+            rate = f"{truth['rate']:.3f} of {truth['episodes']} episodes by whose starts it was not chosen"
+            sentence = f"Nothing is left to learn: a clone truly succeeds (nearly) always, in {rate}.{self._choice()}"
+            return WayVerdict("full", sentence, _NEXT["full"])
         done = [phase for phase in self.phases if f"learning{phase.end}" not in due]
         better = [phase for phase in self.phases if self.brings(phase)]
-        if self.full and not done and not better:
-            truth = self.success(self.truth_of(chosen(options)))
-            sentence = f"The clone truly succeeds (nearly) always, {truth['rate']:.3f} of {truth['episodes']} episodes"
-            sentence += f" by whose starts nothing was chosen: nothing is left to learn in imagination.{self._choice()}"
-            return WayVerdict("full", sentence, _NEXT["full"])
         if not done and not better:
             reasons = "; ".join(self.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
             sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{self._choice()}"
@@ -178,8 +173,6 @@ class WayResults:
         checked = f"the gate says {self.card(done[-1])['verdict']}" if done else "the gate says no"
         if done and self.card(done[-1])["verdict"] == "no":
             checked += ", which was overruled"
-        if self.full:
-            checked += f"; phase {self.full[0].number} began with a policy that truly succeeds (nearly) always: the end"
         for phase in self.refused:
             checked += f", and no to phase {phase.number}"
         for phase in done:
@@ -201,8 +194,7 @@ class WayResults:
         learns, (first, *others) = chosen(self.options), clones_of(self.options)
         if not others:
             return ""
-        is_played = any(row.get("true_success") for row in self.read(way.RANKING).get("policies", []))
-        how = "truly succeeds most" if is_played else "is first in imagination"
+        how = "truly succeeds most" if any(self.played.values()) else "is first in imagination"
         text = f" Of {1 + len(others)} clones {learns.title}, {how}"
         one, best = self.success("before"), self.success(way.CHOSEN)
         if learns == first or not one or not best:

@@ -33,8 +33,8 @@ GATE, GYM = "gate", "gym:"
 TRIAL_BEFORE, TRIAL_CLONE, TRIAL_AFTER = "trial_before", "trial_clone", "trial_after"
 CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the one that learns
 RANKING = "ranking.json"
-# True success, of 100 episodes, behind which no learning follows: what is left could not be told from chance.
-FULL = 0.97
+# True success of a clone, of so many episodes, behind which none learns: what is left could not be told from chance.
+FULL, FULL_OF = 0.97, 100
 REINFORCED = "posttraining/reinforcement_learning/policy"
 # A policy also learns by large steps where it can be tried, without a watch: behind a good imagination it gains more.
 LARGE, LARGE_STEPS = "_large", {"optimizer.lr": 3e-4, "trainer.max_iter": 160, WATCH: "null"}
@@ -118,23 +118,29 @@ def clones_of(options: Options) -> list[Clone]:
 def chosen(options: Options) -> Clone:
     """The clone that learns: that of most true success, where none is known that which imagination ranks first, and
     before there is a ranking the first that is trained."""
-    clones, rates = clones_of(options), rates_of_clones(options)
-    name = max(rates, key=rates.__getitem__) if rates else ""  # of equals the first in the ranking
+    clones, played = clones_of(options), played_clones(options)
+    name = max(played, key=lambda one: _rate(played[one])) if played else ""  # of equals the first in the ranking
     return next((clone for clone in clones if clone.name == name), clones[0])  # of one that is not trained any more
 
 
-def rates_of_clones(options: Options) -> dict[str, float]:
-    """True success of clones by their names, in the order of what is imagined of them; empty where none was ranked."""
+def played_clones(options: Options) -> dict[str, Mapping[str, Any]]:
+    """True success of clones by their names, as far as they were played, in the order of what is imagined of them;
+    empty before they are ranked."""
     path = options.out / RANKING
     if len(clones_of(options)) == 1 or not path.exists():
         return {}
     try:  # the folder may have been moved
         rows = foreign_json.load_object(path)["policies"]
-        if rates := {Path(row["policy"]).parent.name: _rate(row.get("true_success")) for row in rows}:
-            return rates
+        if played := {Path(row["policy"]).parent.name: row.get("true_success") or {} for row in rows}:
+            return played
         raise ValueError("it has none")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no ranking of clones ({error!r}). Remove it: it is made again.") from error
+
+
+def is_full(true: Mapping[str, Any]) -> bool:
+    """True where a clone was played often and succeeded (nearly) always."""
+    return _rate(true) >= FULL and true.get("count", 0) >= FULL_OF
 
 
 def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
@@ -236,9 +242,9 @@ def rate_of(path: Path) -> float:
         raise DataError(f"{path} is no evaluation ({error!r}). Remove {path.parent}: it is made again.") from error
 
 
-def _rate(true: Mapping[str, Any] | None) -> float:
+def _rate(true: Mapping[str, Any]) -> float:
     """A rate that is known; 0 of a clone that was not played, or whose episodes were all lost."""
-    value = true["value"] if true else None
+    value = true.get("value")
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
