@@ -118,7 +118,7 @@ def sampled_statistics(
 ) -> DatasetStatistics:
     """Statistics over recordings of these lengths, where ``rows_of(i)`` reads the rows [T, d] of recording i.
 
-    Of all of them, or where they have more than ``most_rows`` rows, of evenly spaced ones with about as many.
+    Where they have more than ``most_rows`` rows together, evenly spaced recordings with about as many are read.
     """
     share = min(1.0, most_rows / max(1, int(numpy.sum(lengths))))
     count = max(1, round(share * len(lengths)))

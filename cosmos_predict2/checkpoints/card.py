@@ -55,8 +55,8 @@ from imaginaire.renamed import RENAMED
 
 log = logging.getLogger(__name__)
 
-# Keys in checkpoints (the bytes of JSON as uint8) and in the header of safetensors (JSON). The first has all that the
-# others have not; those are only in weights of networks with actions, as older versions wrote them.
+# Keys in checkpoints (the bytes of JSON as uint8) and in the header of safetensors (JSON). The card is under the first.
+# The other two are read from weights of networks with actions that older versions wrote.
 KEY, TRANSFORM_KEY, PIPELINE_KEY = "model_card", "action_transform", "action_pipeline"
 ALPHA_KEY = "lora_alpha"  # in an exported .pt: a number
 # Of model.config.pipe_config, what gives the weights the meaning that they had in training.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of a world model: one batch becomes latents, noise and a condition, and the network learns to undo it.
 
-Conditioning frames enter the network as they are; of Predict2 they add nothing to the sum of the loss, but count in its
-mean, of Predict2.5 their velocity counts as right.
+Conditioning frames enter the network without noise. Predict2 adds nothing for them to the sum of the loss, but divides
+it by them, too; Predict2.5 takes their velocity for right.
 
 Every draw follows from the run's seed and the sample's place in the training stream, so a resumed run and another
 number of processes draw the same. Batches without ``sample_position`` draw from torch's global generator.
@@ -398,10 +398,10 @@ class Video2WorldModel(ImaginaireModel):
     def expected_first_loss(self, output: Mapping[str, Any]) -> tuple[float, float] | None:
         """The range of the loss of a first step when training starts from trained weights; None where it is not known.
 
-        A network that has learnt anything does better than a velocity of zero, which is what an empty one predicts: its
-        loss is that of eps - x_0, 1 + var(x_0) a latent. Where trained networks are worst, near no noise, eps cannot be
-        seen and 1 is left; elsewhere less than half. So 95 % of it is never reached, but by weights that were not
-        loaded or latents of another tokenizer.
+        An empty network predicts a velocity of zero. Its loss is that of eps - x_0: 1 + var(x_0) for each latent. A
+        trained one does better. It is worst near no noise, where eps cannot be seen and 1 is left; elsewhere it has
+        less than half. So a loss of 95 % of the empty one's means that weights were not loaded, or that the latents are
+        those of another tokenizer.
         """
         if not self.has_start_weights() or self.net.model_channels < SMALLEST_RELEASED:
             return None  # a small network knows so little beyond its own data that it may do worse than nothing there

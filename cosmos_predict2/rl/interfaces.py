@@ -178,6 +178,8 @@ def require_rules(rules: Iterable[Callable[..., None]], *case: Any) -> None:
 class Policy(Protocol):
     """Decides on chunks of actions. A policy that is trained is a module besides.
 
+    ``action_dim`` is the number of an action's numbers, ``chunk`` that of a decision's actions.
+
     Optional: ``sentences``, ``views`` and ``contract`` (of the recordings that it was cloned from, given by who reads
     it), ``reads_state`` (decisions need ``state``) and ``state_size`` (of so many numbers; None: not recorded),
     ``draws_when_greedy`` (greedy decisions draw noise, too), ``to(device)`` and ``on_trainer_step(iteration)``, called
@@ -188,6 +190,8 @@ class Policy(Protocol):
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
+    action_dim: int
+    chunk: int
     sentences: Sequence[str]
     views: Sequence[str]
     contract: ActionContract
@@ -241,13 +245,15 @@ class PolicyDefaults:
 class VecEnv(Protocol):
     """Environments that are stepped together, each with a task, a start and a length of its own.
 
-    Optional: ``keep_frames`` (see `chunk_step`; None: there are no frames), ``release()`` (ends simulators, which start
-    again with the next episodes), ``offload()`` (leaves the GPU to others until the next episodes), ``offload_policy``
-    ("phase" where it does), ``imagination`` (the world model that the episodes are imagined by, or the address of its
-    server) and ``num_noises`` (how many noises imagine each episode; of 2 info has ``disagrees`` [E] bool: only one of
-    them shows success), ``views``
-    (of its frames, which show full_image and below it as many of wrist_image as have a name there), and
-    ``terminate_on_success`` (episodes end with success; who sets it to False sees them played on).
+    Optional:
+    - ``keep_frames``: see `chunk_step`; None: there are no frames.
+    - ``release()`` ends simulators. They start again with the next episodes.
+    - ``offload()`` leaves the GPU to others until the next episodes; ``offload_policy`` is "phase" where it does.
+    - ``imagination``: the world model that imagines the episodes, or the address of its server.
+    - ``num_noises`` of each imagined episode; of 2, info has ``disagrees`` [E] bool: only one of them shows success.
+    - ``views`` of its frames: full_image, below it as many of wrist_image as have a name there.
+    - ``terminate_on_success``: episodes end with success; set to False, they are played on.
+
     `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.
     """
 
@@ -266,16 +272,19 @@ class VecEnv(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """suite, action_dim, chunk (actions of a decision), max_steps (of an episode, at most); num_tasks where there
-        are several; action_low and action_high, one number for each of an action's, where these are not in [-1, 1];
-        reset_chunks, where a reset of some keeps the others waiting, for how many of their chunks it does, about."""
+        """suite, action_dim, chunk (actions of a decision), max_steps (of an episode, at most).
+
+        Where there are several tasks, num_tasks. Where actions are not in [-1, 1], action_low and action_high, a number
+        for each of an action's. Where a reset of some environments keeps the others waiting, reset_chunks: the number
+        of their chunks that it lasts, about.
+        """
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
         """Begin episodes in the environments ``env_ids`` (all), and observe these.
 
-        ``task_ids`` and ``trial_ids`` choose task and start of each, both modulo what there is; without them they
-        follow from ``seed``. ``seeds`` are what draws inside each environment follow from, such as the noise of a world
-        model. Others are untouched, and may be in the midst of their episodes.
+        ``task_ids`` and ``trial_ids`` choose task and start of each, both modulo their number; without them ``seed``
+        chooses. ``seeds`` decide the draws inside each environment, such as the noise of a world model. The other
+        environments are untouched, and may be in the midst of their episodes.
         """
 
     def chunk_step(

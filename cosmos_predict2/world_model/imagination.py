@@ -134,9 +134,9 @@ class Imagination:
     ) -> Tensor:
         """Videos [B, 3, 1 + L, H, W] of any number of actions: each chunk begins where the last one ended.
 
-        The end of a chunk is handed on in bytes, or with ``float_hand_over`` as it was decoded. With ``last_chunk``
-        "pad" the last chunk is filled with raw actions of zeros, whose frames are cut off; "drop" leaves out actions
-        that fill no chunk. The noise of a chunk is that of the seed plus the number of its first action.
+        A chunk begins with the end of the one before, in bytes, or with ``float_hand_over`` as it was decoded. With
+        ``last_chunk`` "pad" the last chunk is filled with raw actions of zeros, whose frames are cut off; "drop" leaves
+        out actions that fill no chunk. The noise of a chunk is that of the seed plus the number of its first action.
 
         With ``history`` 2 a chunk begins with five frames in place of one, and with ``reference`` the first of the five
         is the first picture of all; the released networks were trained for neither. ``trail`` follows the
