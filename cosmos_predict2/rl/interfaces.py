@@ -186,7 +186,7 @@ class Policy(Protocol):
     after each optimizer step. For nft and awm a flow has ``velocities``, and ``flow_times``: the times at which its
     sampler asks the network, from 1, where all is noise, towards 0. For best_of_n and random_of_n it may have a
     ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and ``demonstrated(record)``, a decision's record
-    as that takes it.
+    as that takes it. What shards, casts or saves memory asks for ``network``, a `policies.network.PolicyNetwork`.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
