@@ -33,7 +33,7 @@ GATE, GYM = "gate", "gym:"
 TRIAL_BEFORE, TRIAL_CLONE, TRIAL_AFTER = "trial_before", "trial_clone", "trial_after"
 CHOICE, CHOSEN = "choice", "chosen"  # the steps that rank clones, and that measure the one that learns
 RANKING = "ranking.json"
-# True success of a clone, of so many episodes, behind which none learns: what is left could not be told from chance.
+# True success of a clone, of so many episodes, behind which none learns: a gain would lie within its error.
 FULL, FULL_OF = 0.97, 100
 REINFORCED = "posttraining/reinforcement_learning/policy"
 # A policy also learns by large steps where it can be tried, without a watch: behind a good imagination it gains more.
