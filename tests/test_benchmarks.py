@@ -238,20 +238,11 @@ def test_the_written_sizes_are_the_published_ones(monkeypatch: pytest.MonkeyPatc
 
 def test_a_simulator_teaches_without_recordings() -> None:
     """The ceiling's policy has a clone and a simulator, and no folder of recordings to pay actions by."""
-    from benchmarks.robots.in_simulator import PaidBySuccess, experiment
+    from benchmarks.robots.in_simulator import GymTask, experiment
 
     config = experiment("bench_drawer_pi05", "drawer", "pi05")["model"].config
     assert (config.card, config.rl.actions_alone) == (None, None)
-    assert target_of(config.env.make) is PaidBySuccess
-
-
-def test_the_simulator_pays_success_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not its own rewards, whose sum is larger where success, which ends an episode, comes late."""
-    from benchmarks.robots.in_simulator import GymTask, PaidBySuccess
-
-    for is_success in (False, True):
-        monkeypatch.setattr(GymTask, "step", lambda *_, done=is_success: ({}, 250.0, done))
-        assert PaidBySuccess.step(object.__new__(PaidBySuccess), [0.0]) == ({}, float(is_success), is_success)
+    assert target_of(config.env.make) is GymTask and config.env.make.reward == "success"
 
 
 def test_ways_stand_in_one_table_and_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

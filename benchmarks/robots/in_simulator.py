@@ -5,7 +5,6 @@
         model.config.policy.path=runs/reach/posttraining/cloning/clone/policy
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -19,19 +18,10 @@ from imaginaire.config import L, register_experiment
 WORKERS = 2
 
 
-class PaidBySuccess(GymTask):
-    """A task that pays 1 for success alone. The sum of MetaWorld's own rewards is larger the later an episode succeeds,
-    which ends it: a policy that is paid so learns not to succeed."""
-
-    def step(self, action: Any) -> tuple[Mapping[str, Any], float, bool]:
-        seen, _, is_success = super().step(action)
-        return seen, float(is_success), is_success
-
-
 def experiment(name: str, robot: str, label: str) -> dict[str, Any]:
     run = recordings(name, label)
     config = run["model"].config
-    task = L(PaidBySuccess)(
+    task = L(GymTask)(
         env_id=f"benchmarks.robots.worlds:Bench/{robot}-v0",
         repeat=STEPS[robot],
         max_steps=24,

@@ -107,7 +107,11 @@ def test_success_is_what_info_the_end_or_the_reward_say() -> None:
         task(success="return>=-300")
     ended = played(kind="terminates", success="terminated")
     assert [s for _, s in ended] == [s for _, s in by_info]  # its end stays a success
-    assert ended[-1] == (0.0, True)
+    assert ended[-1] == (1.0, True)
+    assert [paid for paid, _ in by_info] == [float(s) for _, s in by_info]
+    assert played(reward="own")[0][0] < 0
+    with pytest.raises(ConfigError, match=r"reward=owm: success or own\. Did you mean own"):
+        task(reward="owm")
 
 
 def test_success_that_info_has_at_the_end_alone_is_an_array_of_one() -> None:
@@ -119,7 +123,7 @@ def test_success_that_info_has_at_the_end_alone_is_an_array_of_one() -> None:
 
 
 def test_an_action_is_held_and_the_policy_reads_named_entries() -> None:
-    one = task(repeat=3, state=["goal", "agent"])
+    one = task(repeat=3, state=["goal", "agent"], reward="own")
     before = one.reset(0, 1, 0)["state"].copy()
     observed, reward, _ = one.step(numpy.array([0.5, 0.0], numpy.float32))
     assert observed["state"][:2].tolist() == before[:2].tolist() and one.max_steps == 4

@@ -23,6 +23,7 @@ from imaginaire.errors import ConfigError, near, optional_module
 
 SUCCESS_KEYS = ("success", "is_success")  # of info; others by name
 UNITS = ("scaled", "native")  # of actions
+REWARDS = ("success", "own")
 BUILD_SEED = 0  # of the numbers that a constructor draws, such as MetaWorld's list of tasks
 _THRESHOLD = re.compile(r"(reward|return)>=(-?[0-9.]+(?:e-?[0-9]+)?)")
 
@@ -32,7 +33,8 @@ class GymTask:
 
     Actions in [-1, 1] are scaled to the bounds of its action space (``low`` and ``high`` where it has none); with
     ``actions`` "native" they are in its own unit, within the same bounds. ``success`` "return>=NUMBER" is of the sum of
-    rewards; "auto" takes the entry success or is_success. Pictures are rendered, or taken from the observation where
+    its rewards; "auto" takes the entry success or is_success. What is paid is 1 for success, or with ``reward`` "own"
+    the environment's rewards. Pictures are rendered, or taken from the observation where
     nothing is rendered. ``state`` "observation" is all of one that is an array; none by default, because a world model
     imagines pictures alone. ``settings`` go to the environment's constructor.
     """
@@ -46,6 +48,7 @@ class GymTask:
         repeat: int = 1,
         max_steps: int | None = None,
         success: str = "auto",
+        reward: str = "success",
         state: Sequence[str] = (),
         wrist: Sequence[str] = (),
         sentence: str = "",
@@ -61,9 +64,10 @@ class GymTask:
         for key, number in [("repeat", repeat), ("max_steps", max_steps), *(("image_size", side) for side in sides)]:
             if number is not None and not (isinstance(number, int) and number >= 1):
                 raise ConfigError(f"{self._name}: {key}={number} is not a whole number above 0.")
-        if actions not in UNITS:
-            raise ConfigError(f"{self._name}: actions={actions}: {' or '.join(UNITS)}.{near(actions, UNITS)}")
-        self._is_native = actions == "native"
+        for key, chosen, known in (("actions", actions, UNITS), ("reward", reward, REWARDS)):
+            if chosen not in known:
+                raise ConfigError(f"{self._name}: {key}={chosen}: {' or '.join(known)}.{near(chosen, known)}")
+        self._is_native, self._pays_success = actions == "native", reward == "success"
         with seeded(BUILD_SEED):
             self._env: Any = _made(gymnasium, spec, image_size, settings)
         steps = self._env.spec.max_episode_steps
@@ -119,7 +123,7 @@ class GymTask:
             total += float(reward)
             self._is_success = self._judged(float(reward), bool(terminated), info)
             is_success = is_success or self._is_success
-        return self._seen(), total, is_success
+        return self._seen(), float(is_success) if self._pays_success else total, is_success
 
     def close(self) -> None:
         """Free the renderer now: one of MuJoCo that is freed later takes the next environment's context with it."""
