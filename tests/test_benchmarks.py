@@ -98,6 +98,7 @@ def test_the_published_way_and_ours_imagine_the_same(tmp_path: Path) -> None:
     assert (ends[0].int() - ends[1].int()).abs().max() <= 1 and ends[0].float().std() > 1
 
 
+@pytest.mark.long
 def test_parts_operations_and_the_published_way_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_recipe_is_measured_and_one_that_fails_stops_no_other(
     assert ours == plain == "5"  # and the rollout takes as long as the same steps of the sampler
 
 
+@pytest.mark.long
 def test_ratios_that_are_not_one_are_reported_and_the_recipe_is_timed_all_the_same(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +204,7 @@ def test_the_plan_is_of_the_changed_configuration(tmp_path: Path) -> None:
     assert {"whole", "adapters"} <= found.keys() and found["whole"]["total"] > found["adapters"]["total"] > 1e10
 
 
+@pytest.mark.long
 def test_a_policy_that_fails_does_not_stop_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

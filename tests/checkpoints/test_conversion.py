@@ -212,10 +212,11 @@ def _keep(path: str) -> Callable[[], object]:
 
 VERIFIED = [(name, form) for name in NETWORKS for form in ("pt", "diffusers") if (name, form) not in REFUSED]
 QUICK = [(FAST, "pt"), ("tokenizer", "pt")]  # diffusers takes seconds to import
+MARKS = dict.fromkeys(QUICK, ()) | {(FAST, "diffusers"): pytest.mark.slow}
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in VERIFIED]
+    ("name", "form"), [pytest.param(*each, marks=MARKS.get(each, pytest.mark.long)) for each in VERIFIED]
 )
 def test_verify_finds_a_wrong_key_a_wrong_value_and_a_wrong_scale(
     name: str, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -332,10 +333,13 @@ PIPELINES = {
     "Wan2.1 T2V": ("WanPipeline", 5.0),
     "Wan2.1 I2V": ("WanImageToVideoPipeline", 3.0),
 }
+WHOLE_LONG = ("Text2Image", "Wan2.1 T2V")  # the others have their classes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in WHOLE_LONG else ()) for name in PIPELINES]
+)
 def test_a_whole_folder_goes_to_diffusers_and_back(name: str, tmp_path: Path) -> None:
     import diffusers
 

@@ -105,8 +105,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("command", "recipe", "more", "printed"),
     [
-        pytest.param(*TRAINED[0], id="openvla", marks=pytest.mark.slow),
-        pytest.param(*TRAINED[1], id="pi05", marks=pytest.mark.long),
+        pytest.param(*TRAINED[0], id="openvla", marks=pytest.mark.long),
+        pytest.param(*TRAINED[1], id="pi05", marks=pytest.mark.slow),
     ],
 )
 def test_a_command_of_the_guide(command: str, recipe: str, more: str, printed: str, checkout: Path) -> None:

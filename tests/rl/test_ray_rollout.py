@@ -260,7 +260,7 @@ def count_gathers(net: Any) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_of_a_sharded_policy_have_its_weights_from_all_ranks(ray: Any, cluster: None, tmp_path: Path) -> None:
     from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 

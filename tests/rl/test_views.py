@@ -143,7 +143,7 @@ def test_a_phase_of_the_robot_is_read_in_the_views_of_the_world_model(world: Ima
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["observation.state", ""])
+@pytest.mark.parametrize("state", ["observation.state", pytest.param("", marks=pytest.mark.long)])
 def test_a_world_model_of_two_views_is_refined_by_what_both_show(state: str, tmp_path: Path) -> None:
     """By recordings with the robot's state, or without it in a simulator; an earlier phase and old data stay."""
     side = SIDE if state else 48  # the smallest table
