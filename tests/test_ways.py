@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lists of files in `documentations/architecture.md` are those that run: a clip, a checkpoint, a request."""
+"""The lists of `documentations/files_that_run.md` have the files that run: a clip, a checkpoint, a request, steps."""
 
 import re
 import sys
@@ -21,10 +21,13 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from examples import video2world
 from imaginaire.checkpoint.checkpointer import Checkpointer
+from imaginaire.training.trainer import ImaginaireTrainer
+from tests.rl.runs import rl_options
+from tests.rl.vla_runs import RL, SMALL
 from tests.training import train
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "documentations/architecture.md"
+PAGE = ROOT / "documentations/files_that_run.md"
 CONFIG = "cosmos_predict2/configs/base/config.py"
 LOOP = {"imaginaire/training/trainer.py", "imaginaire/data/stream.py"}  # they surround the way of a clip
 Ran = dict[Callable[..., Any], set[str]]
@@ -33,7 +36,7 @@ Ran = dict[Callable[..., Any], set[str]]
 def listed(title: str) -> set[str]:
     """The files of one list, and its packages: its first column, and whole lines from the word "also" on."""
     found = set()
-    (block,) = re.findall(rf"\*\*{re.escape(title)}\*\*\n\n```\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (block,) = re.findall(rf"\*\*{re.escape(title)}\*\*[^`]*\n\n```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     rows, _, others = block.partition("also ")
     for line in [*(re.split(r"  | \(", row)[0] for row in rows.split("\n")), *others.split("\n")]:
         folder = ""
@@ -50,12 +53,14 @@ def listed(title: str) -> set[str]:
 def traced(*functions: Callable[..., Any]) -> Iterator[Ran]:
     """Our files that run inside the last call of each function, in the thread of the call; imports do not count."""
     regions: dict[CodeType, set[str]] = {function.__code__: set() for function in functions}
-    here = threading.local()
+    here, root = threading.local(), f"{ROOT}/"
+    ours = tuple(root + name for name in ("cosmos_predict2/", "imaginaire/", "examples/"))
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        code, path = frame.f_code, frame.f_code.co_filename.removeprefix(f"{ROOT}/")
-        if event not in ("call", "return") or not path.startswith(("cosmos_predict2/", "imaginaire/", "examples/")):
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(ours):
             return
+        path = code.co_filename[len(root) :]
         inside = here.__dict__.setdefault("inside", [])  # functions and imports that this thread is in
         if code in regions or code.co_name == "<module>":
             if event == "return":
@@ -121,6 +126,24 @@ def test_a_request_becomes_an_mp4_in_the_files_of_its_list(tmp_path: Path) -> No
     with traced(video2world.main) as ran, mock.patch.object(sys, "argv", [*words, "--save_path", f"{tmp_path}/a.mp4"]):
         assert [video2world.main() for _ in range(2)] == [0, 0]
     check_list("A request becomes an mp4.", ran[video2world.main])
+
+
+POLICY = "experiment=tiny_vla_grpo_world_model_frozen"
+STEPS = {
+    "A FlowGRPO step.": rl_options(),
+    "A policy's step in imagination.": [
+        POLICY,
+        *(word for word in SMALL if "refinement" not in word),
+        f"{RL}.minibatches=1",
+    ],
+}
+
+
+@pytest.mark.parametrize("title", STEPS)
+def test_a_step_of_reinforcement_learning_runs_the_files_of_its_list(title: str, tmp_path: Path) -> None:
+    with traced(ImaginaireTrainer._step) as ran:
+        assert train(tmp_path, [*STEPS[title], "trainer.max_iter=1", "checkpoint.save_iter=100"], config=CONFIG) == 0
+    check_list(title, ran[ImaginaireTrainer._step])
 
 
 @pytest.mark.parametrize("title", ["`optimizer.lr` becomes a step.", "An action becomes a modulation."])
