@@ -15,7 +15,7 @@ from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, rea
 from cosmos_predict2.rl.imagined.verdict import lines_of, table
 from cosmos_predict2.tools.improve import way
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
-from cosmos_predict2.tools.improve.way import Clone, Learnt, Options, Phase, chosen, clones_of, phases_of
+from cosmos_predict2.tools.improve.way import Clone, Options, Phase, chosen, clones_of, phases_of
 from imaginaire import foreign_json, storage
 from imaginaire.log import duration
 
@@ -77,29 +77,20 @@ class WayResults:
     def is_full(self) -> bool:
         """True where the clone that is chosen truly succeeds (nearly) always, and nothing has learnt of it: the way
         ends there."""
-        learns = any(self.is_done(f"learning{learnt.end}") for learnt in self.phases[0].learnt)
-        return self.is_done(way.CHOICE) and not learns and any(map(way.is_full, self.played.values()))
+        return self.is_done(way.CHOICE) and not self.is_done("learning") and any(map(way.is_full, self.played.values()))
 
     @property
     def played(self) -> Mapping[str, Mapping[str, Any]]:
         return way.played_clones(self.options)
 
     def kept(self, phase: Phase) -> Path | None:
-        """The learnt policy that truly succeeds most, on starts that serve for nothing else, or the policy that learnt
-        where that succeeds more; None where not all were tried."""
-        tried = [f"{way.TRIAL_AFTER}{learnt.end}" for learnt in phase.learnt]
-        if not all(map(self.is_done, [*phase.trials_before, *tried])):
+        """What was learnt, or the policy that learnt where that truly succeeds more, on starts that serve for nothing
+        else; None where not all were tried."""
+        names = [*phase.trials_before, phase.trial_after]
+        if not all(map(self.is_done, names)):
             return None
-        best = self.best(phase)
-        before = max(way.rate_of(self.options.out / name / "evaluation.json") for name in phase.trials_before)
-        return best.folder if self.tried_rate(best) >= before else phase.policy
-
-    def best(self, phase: Phase) -> Learnt:
-        """The learnt policy that succeeded most in its trial; of equals that of small steps."""
-        return max(phase.learnt, key=self.tried_rate)
-
-    def tried_rate(self, learnt: Learnt) -> float:
-        return way.rate_of(self.options.out / f"{way.TRIAL_AFTER}{learnt.end}" / "evaluation.json")
+        *before, after = (way.rate_of(self.options.out / name / "evaluation.json") for name in names)
+        return phase.learnt if after >= max(before) else phase.policy
 
     def became_worse(self, phase: Phase) -> bool:
         """True where nothing that was learnt succeeds as often as the policy that learnt it, as far as was tried."""
@@ -114,8 +105,7 @@ class WayResults:
         """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
         the gate and all behind it where nothing is left to learn; the truth of what is not kept."""
         refused, steps = self.refused, [step.name for step in self.runner.steps]
-        ends = [learnt.end for phase in refused for learnt in phase.learnt]
-        names = {f"{name}{end}" for end in ends for name in ("learning", "export", way.TRIAL_AFTER)}
+        names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", way.TRIAL_AFTER)}
         names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in refused if phase.clone is None}
         if refused and refused[-1] == self.phases[-1]:
             names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
@@ -178,8 +168,6 @@ class WayResults:
         for phase in done:
             if better and self.became_worse(phase):
                 checked += f"; what was learnt in phase {phase.number} was worse and is not kept"
-            elif better and self.kept(phase) is not None and self.best(phase) != phase.learnt[0]:
-                checked += f"; in phase {phase.number} large steps learnt more"
         for phase in better:
             if phase.is_anew and (phase in self.refused or self.became_worse(phase)):
                 checked += f"; phase {phase.number} ends with its new clone"
@@ -204,7 +192,7 @@ class WayResults:
 
     def tried(self, phase: Phase) -> str:
         before = max((self.success(name) for name in phase.trials_before), key=lambda found: found["rate"])
-        after = self.success(f"{way.TRIAL_AFTER}{self.best(phase).end}")
+        after = self.success(phase.trial_after)
         rates = f"{after['rate']:.3f} of {after['episodes']} true episodes, and {before['rate']:.3f} before"
         return f"it succeeded in {rates}, from the same starts, which serve for nothing else"
 
@@ -332,15 +320,11 @@ def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
 
 def _policy(page: Page, results: WayResults, phase: Phase) -> None:
     page.heading(f"7. Policy{phase.title}", "It learnt in what the world model imagines.")
-    for learnt in phase.learnt:
-        if (learnt.run / "metrics.jsonl").exists():
-            page.note(f"Losses and rewards{learnt.title}:")
-            _plots(page, learnt.run, LEARNING)
+    _plots(page, phase.run, LEARNING)
     if (kept := results.kept(phase)) is not None:
-        how = "small" if results.best(phase) == phase.learnt[0] else "large"
-        words = f"What {how} steps learnt is {'not kept' if kept == phase.policy else 'kept'}"
+        words = f"What it learnt is {'not kept' if kept == phase.policy else 'kept'}"
         page.verdict(f"{words}: {results.tried(phase)}.")
-        names = [*phase.trials_before, *(f"{way.TRIAL_AFTER}{learnt.end}" for learnt in phase.learnt)]
+        names = [*phase.trials_before, phase.trial_after]
         rows = [(name.replace("_", " "), [results.success(name)[key] for key in BOUNDS]) for name in names]
         page.table("true success, trials", list(BOUNDS), rows)
     if not results.became_worse(phase):
@@ -409,7 +393,7 @@ def write_page(results: WayResults) -> Path:
         if card := results.card(phase):
             _gate(page, phase, card)
     for phase in results.phases:
-        if (phase.learnt[0].run / "metrics.jsonl").exists():
+        if (phase.run / "metrics.jsonl").exists():
             _policy(page, results, phase)
     page.heading("What it cost", "Minutes by the clock, and of all processors together.")
     page.table("step", ["minutes", "processor minutes"], [*costs, ("all", [minutes, used])])

@@ -36,8 +36,6 @@ RANKING = "ranking.json"
 # True success of a clone, of so many episodes, behind which none learns: a gain would lie within its error.
 FULL, FULL_OF = 0.97, 100
 REINFORCED = "posttraining/reinforcement_learning/policy"
-# A policy also learns by large steps where it can be tried, without a watch: behind a good imagination it gains more.
-LARGE, LARGE_STEPS = "_large", {"optimizer.lr": 3e-4, "trainer.max_iter": 160, WATCH: "null"}
 # Of a watched step of clones that draw narrowly, whose distances are larger: +.22 and +.01 followed .06 and .12.
 LARGEST_KL = {"openvla_oft": 0.2}
 CARD, CLONED = "card.json", "posttraining/cloning"
@@ -165,16 +163,6 @@ def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
     return steps
 
 
-@dataclass(frozen=True)
-class Learnt:
-    """A policy that learns in a phase: the end of its steps' names, its run, and itself as a folder."""
-
-    end: str
-    title: str
-    run: Path
-    folder: Path
-
-
 @dataclass
 class Phase:
     """The paths of a phase: the first is of the recordings, each later one also of the policy's own episodes."""
@@ -197,16 +185,13 @@ class Phase:
         self.split, self.card = self.folder / "split.json", self.folder / CARD
         self.reward, self.starts = self.folder / "reward", self.folder / "starts"
         self.result = self.folder / "policy"  # as a folder that can be given away
-        kinds = {"": "", LARGE: ", large steps"} if self.is_tried else {"": ""}
-        self.learnt = [
-            Learnt(
-                f"{kind}{self.end}",
-                f"{title}{self.title}",
-                self.out / f"{REINFORCED}{kind}{self.end}",
-                self.folder / f"learnt{kind}" if self.is_tried else self.result,
-            )
-            for kind, title in kinds.items()
-        ]
+        self.run, self.learnt = self.out / f"{REINFORCED}{self.end}", self.result
+        if self.is_tried:
+            self.learnt = self.folder / "learnt"
+
+    @property
+    def trial_after(self) -> str:
+        return f"{TRIAL_AFTER}{self.end}"
 
     @property
     def trials_before(self) -> list[str]:
@@ -378,12 +363,10 @@ class _Way:
         how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
         return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, (*reads, *self.modules), (phase.card,), **how)
 
-    def learning(self, phase: Phase, learnt: Learnt) -> WayStep:
-        is_large, largest_kl = learnt != phase.learnt[0], LARGEST_KL.get(self.chosen.policy, "")
-        watch = {f"{WATCH}.camera": self.options.camera, f"{WATCH}.limits.approx_kl.most": largest_kl}
+    def learning(self, phase: Phase) -> WayStep:
         given = {
             "experiment": f"vla_grpo_recordings{POLICIES.get(self.chosen.policy, '')}",
-            "job.name": learnt.run.name,
+            "job.name": phase.run.name,
             "trainer.seed": self.options.seed,
             "model.config.env.imagination.dit_path": phase.world_model,
             "model.config.env.starts.path": phase.starts,
@@ -394,14 +377,15 @@ class _Way:
             f"{ALONE}.data": phase.data,
             f"{ALONE}.split": phase.split,
             f"{ALONE}.action_keys": self.action_keys,
-            **(LARGE_STEPS if is_large else watch),
+            f"{WATCH}.camera": self.options.camera,
+            f"{WATCH}.limits.approx_kl.most": LARGEST_KL.get(self.chosen.policy, ""),
             "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
         learnt_in = (phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card)
         reads = (*learnt_in, phase.data, phase.split, *self.modules)
-        title, guess_s = f"learning in imagination{learnt.title}", (500 if is_large else 250) * self.area
-        return WayStep(f"learning{learnt.end}", title, words, reads, (learnt.run,), guess_s)
+        title = f"learning in imagination{phase.title}"
+        return WayStep(f"learning{phase.end}", title, words, reads, (phase.run,), guess_s=250 * self.area)
 
     def cloned_anew(self, phase: Phase) -> list[WayStep]:
         """A clone of all successes until then, tried beside the policy of the phase before."""
@@ -413,23 +397,20 @@ class _Way:
 
     def improved(self, phase: Phase) -> list[WayStep]:
         """Learning, and what it made; where that can be tried, beside the policy that learnt."""
-        steps = [step for one in phase.learnt for step in (self.learning(phase, one), self.export(one))]
+        steps = [self.learning(phase), self.export(phase)]
         if phase.is_tried:
             steps += [] if phase.clone else [self.trial_before(phase)]
-            steps += [
-                self.trial(f"{TRIAL_AFTER}{one.end}", f"trial of the policy{one.title}", one.folder)
-                for one in phase.learnt
-            ]
+            steps.append(self.trial(phase.trial_after, f"trial of the policy{phase.title}", phase.learnt))
         return steps
 
     def trial_before(self, phase: Phase) -> WayStep:
         what = "the policy before" if phase.clone else "the clone"
         return self.trial(f"{TRIAL_BEFORE}{phase.end}", f"trial of {what}{phase.title}", phase.before)
 
-    def export(self, learnt: Learnt) -> WayStep:
-        words = ("-m", "scripts.convert", *self.imports, str(learnt.run), str(learnt.folder))
-        reads = (learnt.run / "checkpoints", *self.modules)
-        return WayStep(f"export{learnt.end}", f"policy as a folder{learnt.title}", words, reads, (learnt.folder,))
+    def export(self, phase: Phase) -> WayStep:
+        words = ("-m", "scripts.convert", *self.imports, str(phase.run), str(phase.learnt))
+        reads = (phase.run / "checkpoints", *self.modules)
+        return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.learnt,))
 
     def trial(self, name: str, title: str, policy: Path) -> WayStep:
         """A policy on true starts that serve for nothing else."""

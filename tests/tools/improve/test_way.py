@@ -54,8 +54,7 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
         assert flag == "-m"
         if program == "scripts.train":
             compose(DEFAULT_CONFIG, words[words.index("--") + 1 :])
-            watches = not step.name.startswith("learning_large")  # without a watch nothing looks at recordings
-            assert not watches or any(word.endswith(".camera=top") for word in words), step.name
+            assert any(word.endswith(".camera=top") for word in words), step.name
         else:
             given = vars(importlib.import_module(program).parser.parse_args(words))
             assert {name: given.get(name, value) for name, value in wanted.items()} == wanted, step.name
@@ -66,8 +65,8 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     made = [path for step in steps for path in step.makes]
     for k, step in enumerate(steps):  # what a step reads of the folder, one before it has made
         before = [path for earlier in steps[:k] for path in earlier.makes]
-        # the best that was learnt, or what learnt it
-        before += [phase.result for phase in phases_of(options) if phase.learnt[0].folder in before]
+        # what was learnt, or what learnt it
+        before += [phase.result for phase in phases_of(options) if phase.learnt in before]
         names = {Path(name) for word in step.words for name in re.split("[=,{}:]", word) if name}
         for path in step.reads:
             assert OPTIONS.out not in path.parents or any(one == path or one in path.parents for one in before), path
@@ -295,10 +294,8 @@ def test_nothing_is_learnt_of_a_clone_that_truly_succeeds_nearly_always(
     rows = [{"policy": f"RUN/{name}/policy", "true_success": value} for name in ("clone_2", "clone")]
     contents: dict[str, tuple[str, Any]] = {"choice": ("ranking.json", {"policies": rows})}
     contents["gate"] = "card.json", _card("no" if word == "refused" else "go", "its reason")
-    for kind in ("", "_large"):
-        contents[f"learning{kind}"] = f"learning{kind}", ""
-        contents[f"export{kind}"] = f"learnt{kind}/weights", "learnt"
-    for name, of_200 in {"trial_before": 40, "trial_after": 50, "trial_after_large": 30}.items():
+    contents |= {"learning": ("learning", ""), "export": ("learnt/weights", "learnt")}
+    for name, of_200 in {"trial_before": 40, "trial_after": 50}.items():
         contents[name] = f"{name}/evaluation.json", rate(of_200)
     for name, of_200 in {"before": 90, "chosen": 100, "after": 195}.items():
         contents[name] = f"{name}/evaluation.json", rate(of_200)
@@ -327,25 +324,22 @@ def test_nothing_is_learnt_of_a_clone_that_truly_succeeds_nearly_always(
 
 
 @pytest.mark.parametrize(
-    ("after", "large", "word", "second", "anew"),
+    ("after", "word", "second", "anew"),
     [
-        (30, 20, "kept", 30, 20),
-        (40, 0, "better", 30, 20),
-        (50, 50, "better", 90, 20),
-        (30, 60, "better", 30, 20),
-        (50, 60, "better", 30, 20),
-        (30, 30, "better", 30, 60),
-        (30, 0, "better", 50, 60),
-        (30, 0, "better", 30, 40),
-        (30, 0, "better", None, 60),
+        (30, "kept", 30, 20),
+        (40, "better", 30, 20),
+        (50, "better", 90, 20),
+        (30, "better", 30, 60),
+        (30, "better", 50, 60),
+        (30, "better", 30, 40),
+        (30, "better", None, 60),
     ],
 )
 def test_what_became_worse_in_a_trial_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, large: int, word: str, second: int | None, anew: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, word: str, second: int | None, anew: int
 ) -> None:
-    """A tie is kept: by the truth that follows on other starts it may be better. The best of small and of large steps
-    is; of equals that of small ones. A later phase also has a new clone, without a gate's leave, too (None: it says
-    no)."""
+    """A tie is kept: by the truth that follows on other starts it may be better. A later phase also has a new clone,
+    without a gate's leave, too (None: it says no)."""
     options = replace(OPTIONS, out=tmp_path, suite="gym:any", phases=1)
     contents: dict[str, tuple[str, Any]] = {}
     is_refused, second = second is None, second or 0
@@ -360,18 +354,14 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         contents[f"gate{end}"] = card, _card("no" if end and is_refused else "go", "")
         contents[f"learning{end}"] = f"learning{end}", ""
         contents[f"export{end}"] = weights, f"learnt{end}"
-        contents[f"learning_large{end}"] = f"learning_large{end}", ""
-        contents[f"export_large{end}"] = weights.replace("/weights", "_large/weights"), f"learnt_large{end}"
         contents[f"trial_after{end}"] = f"trial_after{end}/evaluation.json", rate(tried)
-        by_large = f"trial_after_large{end}/evaluation.json"
-        contents[f"trial_after_large{end}"] = by_large, rate(0 if end else large)
         if not end:
             contents["before"] = "before/evaluation.json", rate(40)
         contents[f"after{end}"] = f"after{end}/evaluation.json", rate(95 if end else 90)
     for folder in ("cloning/clone/policy", "cloning/clone_phase_2/policy", "reinforcement_learning/policy_2"):
         (tmp_path / "posttraining" / folder).mkdir(parents=True)
     (tmp_path / "posttraining/cloning/clone/policy/weights").write_text("the clone")
-    (phases_of(options)[1].learnt[0].run / "metrics.jsonl").write_text('{"iteration": 1}')
+    (phases_of(options)[1].run / "metrics.jsonl").write_text('{"iteration": 1}')
     (tmp_path / "phase_2").mkdir()
 
     def plan(*_: Any) -> list[WayStep]:
@@ -383,20 +373,18 @@ def test_what_became_worse_in_a_trial_is_not_kept(
     found = ways.improve(options)
     assert found.word == word
     first, later = ((phase.result / "weights").read_text() for phase in phases_of(options))
-    best = max(after, large)
-    assert first == ("the clone" if best < 40 else '"learnt"' if best == after else '"learnt_large"')
+    assert first == ('"learnt"' if after >= 40 else "the clone")
     learner = tmp_path / "learning_2"  # what learns there is known once both have been tried
     assert is_refused != learner.exists() and (is_refused or ("clone_phase_2" in learner.read_text()) == (anew >= 40))
     kept = '"the new clone"' if anew >= 40 else first
     assert later == (kept if second < max(40, anew) else '"learnt_2"')
     is_new = second >= 40 or anew >= 40
-    assert (tmp_path / "after").exists() == (best >= 40) and (tmp_path / "after_2").exists() == is_new
+    assert (tmp_path / "after").exists() == (after >= 40) and (tmp_path / "after_2").exists() == is_new
     if word == "kept":
         assert "it succeeded in 0.150 of 200 true episodes, and 0.200 before" in found.sentence
     else:
         is_worse = second < max(40, anew) and not is_refused
         assert ("learnt in phase 2 was worse and is not kept" in found.sentence) == is_worse
-        assert ("; in phase 1 large steps learnt more" in found.sentence) == (best >= 40 and large > after)
         assert ("phase 2 ends with its new clone" in found.sentence) == (anew >= 40)
         assert ("0.475 after" if is_new else "0.450 after") in found.sentence
     page = (tmp_path / "index.html").read_text()
