@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seams of inference and training: what a tokenizer, a text encoder, a guardrail and a refiner must offer.
 
-Optional members have their defaults in a class of their own: a class of yours may lack them, and gets them by
-`imaginaire.buildable.completed` where it comes in.
+Optional members have their defaults in a class of their own, or in the protocol where it has no other methods: a class
+of yours may lack them, and gets them by `imaginaire.buildable.completed` where it comes in.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ class VideoTokenizer(Protocol):
     """Pixels to normalised latents and back: 1 + 4k frames become 1 + k latent frames, height and width an eighth.
 
     Not a module of the model that uses it: its weights are frozen and never part of a training checkpoint.
-    `TokenizerDefaults` has what is optional. Its class may have ``check(arguments, context)``, whose findings are
-    errors before anything is built.
+    `TokenizerDefaults` has what is optional. Where its class is `imaginaire.findings.Checked`, findings are errors
+    before anything is built.
     """
 
     is_causal: bool
@@ -59,8 +59,7 @@ class TokenizerDefaults:
 class TextEncoder(Protocol):
     """Prompts to embeddings of a fixed number of tokens; what lies past a prompt is part of the contract.
 
-    Optional, of its class and given the arguments of its lazy node: ``declared_width``, the width that it will have,
-    which is compared with the network's before anything is built, and as of a tokenizer ``check``, see `CheckContext`.
+    Its class may declare its width (`DeclaresWidth`) and, as that of a tokenizer, be `imaginaire.findings.Checked`.
     """
 
     name: str  # identifies embeddings that may be mixed: encoder, weights and whatever changes the result
@@ -74,6 +73,14 @@ class TextEncoder(Protocol):
         """Move the weights; gives itself."""
 
 
+@runtime_checkable
+class DeclaresWidth(Protocol):
+    """A class of text encoders whose width is known (``@classmethod``) before one is built."""
+
+    def declared_width(self, **arguments: Any) -> int | None:
+        """The width with these arguments of a lazy node, which is compared with the network's; None: not known."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A guardrail's verdict on a prompt or a video; the message names the rule."""
@@ -85,11 +92,14 @@ class Verdict:
 class Guardrail(Protocol):
     """A check that may stop a generation, or hide what a video must not show. An error inside it counts as unsafe.
 
-    It has one or more of ``check_prompt(prompt) -> Verdict``, ``check_video(frames_F_H_W_C) -> Verdict`` and
-    ``postprocess(frames_F_H_W_C) -> Tensor``; frames are uint8. A ``source``, if it has one, is named in the log.
+    One of yours needs a name and at least one of the three methods. Frames are uint8 [F, H, W, C].
     """
 
     name: str
+    source: str = ""  # of its weights or lists, for the log
+    check_prompt: Callable[[str], Verdict] | None = None
+    check_video: Callable[[Tensor], Verdict] | None = None
+    postprocess: Callable[[Tensor], Tensor] | None = None  # gives the frames that may be shown
 
 
 class PromptRefiner(Protocol):

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings of checks: of a configuration before anything is built (``check`` of a class), or of a machine (doctor).
 
-    @classmethod
-    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterable[Finding]: ...
-
-A model, a data set or another class that a lazy call of the configuration names may have this method. ``arguments``
-are those of the lazy call as the configuration has them. A check is quick: it reads headers and names, never data.
+A model, a data set or another class that a lazy call of the configuration names may be `Checked`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from imaginaire.errors import UserError
 
@@ -80,6 +76,17 @@ class CheckContext:
     resume_path: str = ""  # the run's newest checkpoint, where the model must be the one that wrote it
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     validation: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A class with a check of its own (``@classmethod``), which is called before it is built."""
+
+    def check(self, arguments: Mapping[str, Any], context: CheckContext) -> Iterable[Finding]:
+        """Findings on the arguments of a lazy call, as the configuration has them.
+
+        A check is quick: it reads headers and names, never data.
+        """
 
 
 def worst(findings: Iterable[Finding]) -> Level:

@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> None:
         recorded_episodes,
         require_columns,
     )
+    from cosmos_predict2.rl.interfaces import EnvDefaults, completed
     from cosmos_predict2.rl.policies.files import find_policy
     from cosmos_predict2.tools.prepare.lerobot_export import copy_to_extend
     from cosmos_predict2.world_model.assembly import device_of
@@ -92,11 +93,11 @@ def run(args: argparse.Namespace) -> None:
     policy.to(device)
     execute = args.execute or card.about.get("execute")
     starts = held_out_starts(args.episodes, len(suite.tasks), args.seed, args.first, in_blocks=suite.in_blocks)
-    env = suite.env(min(args.batch_size or suite.at_once, args.episodes), policy)
+    env = completed(suite.env(min(args.batch_size or suite.at_once, args.episodes), policy), EnvDefaults)
     require_inputs(env, policy)
-    is_last = True  # what counts is an episode's last picture, but where success would have ended it
-    if hasattr(env, "terminate_on_success"):
-        is_last, env.terminate_on_success = not env.terminate_on_success, args.until_success
+    is_last = not env.terminate_on_success  # what counts is an episode's last picture, but where success would end it
+    if env.terminate_on_success is not None:
+        env.terminate_on_success = args.until_success
     elif args.until_success:
         raise ConfigError(f"--until_success: {type(env).__name__} ends its episodes by itself. Leave it out.")
     fps = args.fps or float(env.metadata.get("control_hz", suite.fps))

@@ -20,6 +20,7 @@ from cosmos_predict2.conditioner import (
     Condition,
 )
 from cosmos_predict2.data.clip_dataset import ClipDataset
+from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import distributed, random
 from imaginaire.data import stream as data
@@ -27,7 +28,7 @@ from imaginaire.data.stream import POSITION_KEY, ResumableLoader
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import current_dims
 from imaginaire.errors import DataError
-from imaginaire.training.model import evaluating
+from imaginaire.training.model import ImaginaireModel, evaluating
 
 
 @runtime_checkable
@@ -129,8 +130,8 @@ def stacked(clips: Sequence[FixedClip], device: torch.device) -> tuple[Tensor, T
     return x0.to(device), epsilon.to(device, x0.dtype), condition
 
 
-def takes_actions(model: Any) -> bool:
-    return isinstance(model, GivesClips) and bool(getattr(getattr(model, "net", None), "takes_actions", False))
+def takes_actions(model: ImaginaireModel) -> bool:
+    return isinstance(model, GivesClips) and isinstance(model.net, DiT) and model.net.takes_actions
 
 
 def clips_of_step(batch: Mapping[str, Any], model: Any, count: int) -> list[FixedClip]:

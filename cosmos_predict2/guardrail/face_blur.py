@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmos_predict2.guardrail.judges import at_work
+from cosmos_predict2.interfaces import Guardrail
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
@@ -27,7 +28,7 @@ CONFIDENCE, OVERLAP, MOST_BOXES, MOST_FACES = 0.7, 0.4, 5000, 750
 LEAST_SIDE, MOSAIC = 20, 5  # pixels of a face; squares along its sides
 
 
-class FaceBlur:
+class FaceBlur(Guardrail):
     """Gives frames with a mosaic of 5 x 5 squares over every face of at least 20 x 20 pixels."""
 
     name = "face_blur"

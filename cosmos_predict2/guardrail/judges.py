@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cosmos_predict2.interfaces import Verdict
+from cosmos_predict2.interfaces import Guardrail, Verdict
 from cosmos_predict2.text import pretrained, qwen_vl
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import weights
@@ -45,7 +45,7 @@ def at_work(model: nn.Module, offload: bool) -> Iterator[torch.device]:
             model.to("cpu")
 
 
-class LlamaGuard:
+class LlamaGuard(Guardrail):
     """Objects to prompts that the model answers with "unsafe", and to an answer that is no verdict."""
 
     name = "llama_guard"
@@ -86,7 +86,7 @@ def verdict_of(answer: str) -> Verdict:
     return Verdict(False, f"the prompt is unsafe ({', '.join(known.get(code, code) for code in codes) or 'no code'})")
 
 
-class VideoFilter:
+class VideoFilter(Guardrail):
     """Objects to a video of which one frame is of a class other than safe."""
 
     name = "video_filter"

@@ -26,6 +26,7 @@ from torch import Tensor
 from cosmos_predict2.interfaces import Guardrail, PromptRefiner, Verdict
 from cosmos_predict2.released import DEFAULT_DIR, GUARDRAIL, LLAMA_GUARD, REASON1, REPOSITORIES, checkpoint_dir
 from imaginaire import storage
+from imaginaire.buildable import completed
 from imaginaire.config.schema import Section
 from imaginaire.errors import CheckpointError, ConfigError, UserError, near
 
@@ -107,26 +108,20 @@ def create_prompt_refiner(config: PromptRefinerConfig, *, is_explicit: bool = Fa
     return None
 
 
-METHODS = ("check_prompt", "check_video", "postprocess")
-
-
 class GuardrailRunner:
     """Several guardrails as one."""
 
     def __init__(self, guardrails: Sequence[Guardrail]) -> None:
-        self.guardrails = tuple(guardrails)
-        if idle := [part for part in guardrails if not any(hasattr(part, name) for name in METHODS)]:
-            raise ConfigError(
-                f"{type(idle[0]).__name__} guards nothing: a guardrail has {', '.join(METHODS)}, or some."
-            )
-
-    def methods(self, name: str) -> list[tuple[str, Callable[[Any], Any]]]:
-        """The names of the guardrails that have this method, with it."""
-        return [(part.name, getattr(part, name)) for part in self.guardrails if hasattr(part, name)]
+        self.guardrails = tuple(completed(part, Guardrail) for part in guardrails)
+        for part in self.guardrails:
+            if not (part.check_prompt or part.check_video or part.postprocess):
+                found = f"{type(part).__name__} guards nothing"
+                raise ConfigError(f"{found}: give it check_prompt, check_video or postprocess.")
 
     def run_safety_check(self, prompt: str) -> Verdict:
         """Safe where no guardrail objects; else the first objection, "name: reason"."""
-        if not (checks := self.methods("check_prompt")):
+        checks = [(part.name, part.check_prompt) for part in self.guardrails if part.check_prompt]
+        if not checks:
             log.warning("no guardrail is set up: every prompt counts as safe")
         return _first_objection(checks, prompt)
 
@@ -200,7 +195,9 @@ def _place(folder: str | None, name: str) -> str:
 
 def checked_frames(guardrail: GuardrailRunner | None, frames_C_F_H_W: Tensor) -> Tensor:
     """The uint8 frames of a video as they may be shown; raise BlockedError where the guardrail refuses them."""
-    checks, editors = ([] if guardrail is None else guardrail.methods(name) for name in ("check_video", "postprocess"))
+    guardrails = () if guardrail is None else guardrail.guardrails
+    checks = [(part.name, part.check_video) for part in guardrails if part.check_video]
+    editors = [(part.name, part.postprocess) for part in guardrails if part.postprocess]
     if not checks and not editors:
         return frames_C_F_H_W
     frames_F_H_W_C = frames_C_F_H_W.permute(1, 2, 3, 0).cpu()
@@ -242,7 +239,7 @@ def status_line(
         first = f"guardrail: off, asked: {_asked(guardrail_config)}"
         first += f" ({LICENCE_NOTICE})" if is_released and not guardrail_config.enabled else ""
     else:
-        sources = {part.name: getattr(part, "source", "") for part in guardrail.guardrails}
+        sources = {part.name: part.source for part in guardrail.guardrails}
         parts = ", ".join(f"{name} ({source})" if source else name for name, source in sources.items()) or "nothing"
         first = f"guardrail: {parts}, asked: {_asked(guardrail_config)}"
         if absent := [name for name in NETWORKS if name not in sources]:
@@ -258,7 +255,7 @@ def _asked(config: GuardrailConfig | PromptRefinerConfig) -> str:
     return "on" if config.enabled else "off"
 
 
-class Blocklist:
+class Blocklist(Guardrail):
     """A guardrail that objects to prompts with blocked words or phrases, and to empty ones."""
 
     name = "blocklist"

@@ -9,7 +9,7 @@ propose one are given the run's before the first batch.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cosmos_predict2.actions.statistics import other_range, recorded_columns
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionTransform
-from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
 from cosmos_predict2.checkpoints.dit_loading import CONFIG_KEY, OTHER_TRANSFORM
 from cosmos_predict2.checkpoints.dit_weights import RATIO
@@ -69,6 +68,13 @@ def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[
             f" num_action_per_chunk={count}, with action_dim the numbers of one action"
         ]
     return total // count, []
+
+
+@runtime_checkable
+class TransformsActions(Protocol):
+    """A data set whose actions go through a transform. Training replaces one that is only ``proposed``."""
+
+    action_transform: Any  # ActionTransform; None: it has no actions
 
 
 class NoActions:
@@ -217,8 +223,9 @@ class Actions(NoActions):
         It is that of the config or the checkpoint, else the first that is set for a data set, else that of the start
         weights where it is one of such actions, else the first that data propose.
         """
-        data = [one for one in data_sets(*loaders) if isinstance(getattr(one, KEY, None), ActionTransform)]
-        found = [one.action_transform for one in data]
+        holders = [one for one in data_sets(*loaders) if isinstance(one, TransformsActions)]
+        data = [one for one in holders if isinstance(one.action_transform, ActionTransform)]
+        found: list[ActionTransform] = [one.action_transform for one in data]
         proposed = [one for one in found if one.proposed]
         if found and self.transform is None:
             self._decide(found)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import TEXT_KEY
 from cosmos_predict2.data.video_folder import NO_ENCODER
+from cosmos_predict2.interfaces import DeclaresWidth
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.released import describe_missing
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -134,14 +135,13 @@ def encoder_for(width: int, num_tokens: int = NUM_TOKENS) -> str:
 
 def encoder_text_width(node: Any) -> int | None:
     """The width of the texts of an encoder's lazy node; None where its class does not declare it."""
-    declared = getattr(target_of(node), "declared_width", None) if isinstance(node, Mapping) else None
-    if declared is None:
+    target = target_of(node) if isinstance(node, Mapping) else None
+    if not isinstance(target, DeclaresWidth):
         return None
     try:
-        width: int | None = declared(**arguments_of(node))
+        return target.declared_width(**arguments_of(node))
     except (UserError, TypeError):  # TypeError: without an argument that it must have
         return None  # building it raises the error
-    return width
 
 
 def data_text_width(data: Mapping[str, Any]) -> tuple[str, int] | None:

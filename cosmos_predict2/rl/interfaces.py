@@ -10,7 +10,7 @@ of yours may lack them, and get them by `completed` where they come in.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class Reward(Protocol):
 
     Optional: ``needs_pixels`` (true: the clips are decoded for it), and of one that asks elsewhere
     ``probe(clips, context, deadline)``, which raises where it could not score them: it is called before the first
-    rollout. A reward's class may name in ``requires`` what of the context it compares with.
+    rollout. A reward's class may be one that `Compares`.
     """
 
     needs_pixels: bool
@@ -67,6 +67,20 @@ class Reward(Protocol):
 
         A deadline of 0 or below is over: scores that are there already count.
         """
+
+
+@runtime_checkable
+class SeesPixels(Protocol):
+    """A reward, also a plain function of (clips, context), for which clips are decoded where this is true."""
+
+    needs_pixels: bool
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """A reward's class, or a plain function, that needs more than the clip: true_video, true_latents or actions."""
+
+    requires: Sequence[str]  # what of the context it compares with
 
 
 class RewardDefaults:
@@ -186,7 +200,7 @@ class Policy(Protocol):
     after each optimizer step. For nft and awm a flow has ``velocities``, and ``flow_times``: the times at which its
     sampler asks the network, from 1, where all is noise, towards 0. For best_of_n and random_of_n it may have a
     ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and ``demonstrated(record)``, a decision's record
-    as that takes it. What shards, casts or saves memory asks for ``network``, a `policies.network.PolicyNetwork`.
+    as that takes it. One that is sharded, cast in part or adapted is a `policies.network.HasNetwork`.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
@@ -252,7 +266,7 @@ class VecEnv(Protocol):
     - ``imagination``: the world model that imagines the episodes, or the address of its server.
     - ``num_noises`` of each imagined episode; of 2, info has ``disagrees`` [E] bool: only one of them shows success.
     - ``views`` of its frames: full_image, below it as many of wrist_image as have a name there.
-    - ``terminate_on_success``: episodes end with success; set to False, they are played on.
+    - ``terminate_on_success``: episodes end with success; set to False, they are played on. None: it cannot be set.
 
     `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.
     """
@@ -263,7 +277,7 @@ class VecEnv(Protocol):
     imagination: Any
     num_noises: int
     views: Sequence[str]
-    terminate_on_success: bool
+    terminate_on_success: bool | None
 
     @property
     def release(self) -> Callable[[], None] | None: ...
@@ -314,7 +328,7 @@ class EnvDefaults:
     imagination: Any = None
     num_noises: int = 1
     views: Sequence[str] = ("",)
-    terminate_on_success: bool = False
+    terminate_on_success: bool | None = None
     release: Callable[[], None] | None = None
 
     def offload(self) -> None: ...

@@ -35,7 +35,7 @@ from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.findings import CheckContext
+from imaginaire.findings import CheckContext, Checked
 from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
@@ -259,8 +259,8 @@ def check_parts(
                 raise CheckpointError(problem) from error
             raise
     for node in others:
-        if (check := getattr(target_of(node), "check", None)) is not None:
-            for finding in check(arguments_of(node), CheckContext()):
+        if isinstance(target := target_of(node), Checked):
+            for finding in target.check(arguments_of(node), CheckContext()):
                 raise CheckpointError(finding.text)
 
 

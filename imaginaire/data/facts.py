@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about the samples of a data set that are needed before it is built, from its arguments.
 
-    @classmethod
-    def facts(cls, arguments: Mapping[str, Any]) -> DataFacts: ...
-
-A data set that a lazy call of the configuration names may have this method. It reads headers and names, never samples,
-and does not raise: what its arguments or files leave unknown is None, and its ``check`` reports why.
+A data set that a lazy call of the configuration names may be one that `GivesFacts`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from imaginaire.buildable import arguments_of, signature, target_of
 from imaginaire.errors import UserError
@@ -38,13 +34,23 @@ class DataFacts:
         return known(self.read_rate)
 
 
+@runtime_checkable
+class GivesFacts(Protocol):
+    """A class of data sets that has facts (``@classmethod``)."""
+
+    def facts(self, arguments: Mapping[str, Any]) -> DataFacts:
+        """The facts of a data set with these arguments, from headers and names, never from samples.
+
+        It does not raise: what its arguments or files leave unknown is None, and its ``check`` reports why.
+        """
+
+
 def facts_of(node: Mapping[str, Any]) -> DataFacts:
     """The facts of a lazy node; of a class without ``facts`` its name as kind, and its argument ``fps`` as rate."""
     target = target_of(node)
     arguments = arguments_of(node)
-    if (declared := getattr(target, "facts", None)) is not None:
-        facts: DataFacts = declared(arguments)
-        return facts
+    if isinstance(target, GivesFacts):
+        return target.facts(arguments)
     parameters = signature(target)
     fps = arguments.get("fps", parameters["fps"].default if "fps" in parameters else None)
     rate = float(fps) if isinstance(fps, int | float) else None

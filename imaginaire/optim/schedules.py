@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -25,6 +25,14 @@ _MUCH_LONGER = 5  # than the run, of a schedule whose end hardly counts
 
 
 Schedule = Callable[[int], float]
+
+
+@runtime_checkable
+class EndingSchedule(Protocol):
+    """A `Schedule` that ends after ``length`` steps; its last value holds from there on."""
+
+    @property
+    def length(self) -> float: ...
 
 
 def lambda_linear(
@@ -199,9 +207,8 @@ def _number(name: str, value: Any) -> float:
 def note_end(scheduler: LRScheduler, max_iter: int) -> None:
     """Log when the schedule ends before the run does, and warn when it is made for a much longer run."""
     for f in dict.fromkeys(getattr(scheduler, "lr_lambdas", [])):
-        length = getattr(f, "length", None)  # of a schedule that ends, also one of the user's
-        if length is not None and length < max_iter:
-            ends = f"the schedule ends after {int(length)} steps, trainer.max_iter is {max_iter}"
+        if isinstance(f, EndingSchedule) and f.length < max_iter:
+            ends = f"the schedule ends after {int(f.length)} steps, trainer.max_iter is {max_iter}"
             log.info("scheduler: %s; its last value holds from there on", ends)
         if isinstance(f, CycleSchedule) and max_iter and f.is_beyond(max_iter):
             count = len(f.cycles)

@@ -300,7 +300,8 @@ def test_a_video_is_refused_edited_or_withheld() -> None:
         checked_frames(GuardrailRunner([brush(video() * 0 + 7), eyes(Verdict(False, "too bright"))]), frames)
     with pytest.raises(BlockedError, match=r"eyes: the check failed \(RuntimeError: no memory"):
         checked_frames(GuardrailRunner([eyes(no_memory)]), frames)
-    with pytest.raises(ConfigError, match="object guards nothing"):
-        GuardrailRunner([fine, object()])  # type: ignore[list-item]
+    idle: Any = type("Idle", (), {"name": "idle"})()
+    with pytest.raises(ConfigError, match="Idle guards nothing"):
+        GuardrailRunner([fine, idle])
     with pytest.raises(BlockedError, match=r"withheld: brush failed \(no memory"):
         checked_frames(GuardrailRunner([brush(no_memory)]), frames)

@@ -3,7 +3,6 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,7 +20,7 @@ CHAT = (
 
 def guard(name: str, method: str, answer: Any) -> Any:
     """A guardrail of one method, which gives the answer, or raises it."""
-    return SimpleNamespace(name=name, **{method: Mock(side_effect=itertools.repeat(answer))})
+    return type("Guard", (), {"name": name, method: Mock(side_effect=itertools.repeat(answer))})()
 
 
 def make_llama_guard(root: Path) -> Path:

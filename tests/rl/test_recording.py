@@ -17,7 +17,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.episodes.recording import CAMERA, WRIST, recorded_episodes
-from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
+from cosmos_predict2.rl.interfaces import Decision, EnvDefaults, PolicyDefaults
 from imaginaire.errors import DataError
 from scripts import collect
 from tests.programs import call
@@ -220,11 +220,18 @@ def test_recordings_have_no_column_that_the_suite_does_not_show(
     assert "'observation.effort', which episodes that are played in this suite do not have. Leave it out" in told
 
 
+class OfItsOwn(EnvDefaults):
+    chunk_step, metadata = ToyEnv.chunk_step, {"num_tasks": 1, "action_dim": Wanderer.action_dim}
+
+    def __init__(self, num_envs: int) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--policy", f"{__name__}:Counting"], "has no 'act'"),
         (["--until_success"], None),
+        (["--until_success", "--suite", f"{__name__}:OfItsOwn"], "OfItsOwn ends its episodes by itself"),
         (["--append"], "no meta/info.json"),
         (["--append", "--base", "mine"], "begins a new data set"),
         (["--options", "chunk"], "KEY=VALUE"),

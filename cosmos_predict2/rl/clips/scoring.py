@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig, reward_configs
-from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
+from cosmos_predict2.rl.interfaces import Clips, Compares, Reward, Scores, Ticket
 from cosmos_predict2.rl.objectives import groups_within, has_spread
 from cosmos_predict2.rl.rewards.local import scored_by
 from cosmos_predict2.rl.rewards.remote import LAST_LOOK_S
@@ -238,7 +238,8 @@ def check_data(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
         if reward.deadline + LAST_LOOK_S >= limit:
             text = f"{reward.deadline:g} s, but ranks that wait, and the watchdog, give up after {limit:g} s"
             yield error(f"{KEY}.rewards.{name}.deadline", text, "Lower it, or raise trainer.timeout_period")
-        required = getattr(resolve(reward.make, "reward"), "requires", ())
+        made = resolve(reward.make, "reward")
+        required = made.requires if isinstance(made, Compares) else ()
         for key, data in context.training.items():
             for missing in (one for one in required if lacks(data, one)):
                 text = f"it compares with '{missing}', which {target_of(data).__name__} ({key}) does not have"

@@ -139,13 +139,13 @@ class Book:
             actions = actions.clamp(*(torch.as_tensor(bound, dtype=torch.float32) for bound in bounds))
         return actions, count
 
-    def end(self, ids: Ids, is_success: NDArray[numpy.bool_], ends_on_success: bool) -> tuple[Any, Any]:
+    def end(self, ids: Ids, is_success: NDArray[numpy.bool_], ends_on_success: bool | None) -> tuple[Any, Any]:
         """Flags of the environments that a step terminated, and of those that it truncated; success wins.
 
         At the last step of an episode success terminates it, too.
         """
         is_last = self.steps[ids] >= self.limits[ids]
-        terminated = is_success & (is_last | ends_on_success)
+        terminated = is_success & (is_last | bool(ends_on_success))
         truncated = is_last & ~terminated
         self.is_success[ids] = is_success
         self.is_over[ids] = terminated | truncated

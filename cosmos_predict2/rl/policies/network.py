@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ def correlated(normal_E_K_N: Tensor, correlation: float) -> Tensor:
     return torch.einsum("kj,ejn->ekn", share.to(normal_E_K_N), normal_E_K_N)
 
 
+@runtime_checkable
 class PolicyNetwork(Protocol):
     """The ``network`` of a policy, a module, which is sharded, adapted and cast in part.
 
@@ -67,14 +68,22 @@ class PolicyNetwork(Protocol):
     def blocks(self) -> list[nn.Module]: ...
 
 
+@runtime_checkable
+class HasNetwork(Protocol):
+    """A policy with a part that is sharded, adapted and cast. No default can stand for it: a module finds an attribute
+    of its class before its own parts."""
+
+    @property
+    def network(self) -> PolicyNetwork: ...
+
+
 class PolicyNetworkDefaults:
     FLOAT32: tuple[str, ...] = ()
 
 
-def network_of(policy: Any) -> Any:
-    """A policy's `PolicyNetwork`; None where there is none. No default can stand for it: a module finds an attribute of
-    its class before its own parts."""
-    return completed(getattr(policy, "network", None), PolicyNetworkDefaults)
+def network_of(policy: nn.Module) -> Any:
+    """A policy's `PolicyNetwork`; None where there is none."""
+    return completed(policy.network, PolicyNetworkDefaults) if isinstance(policy, HasNetwork) else None
 
 
 def cast(policy: nn.Module, dtype: torch.dtype, *, is_uniform: bool = False) -> None:
@@ -158,7 +167,7 @@ def parallelize_policy(policy: nn.Module, dims: ParallelDims, fsdp_shard_size: i
     if mesh is None and not recompute:
         return
     network = network_of(policy)
-    if not hasattr(network, "blocks"):
+    if not (isinstance(network, nn.Module) and isinstance(network, PolicyNetwork)):
         option = "recompute=true" if recompute else f"fsdp_shard_size={fsdp_shard_size}"
         raise ConfigError(f"model.config.{option} is for policies with blocks: a {type(policy).__name__} has none.")
     if recompute:

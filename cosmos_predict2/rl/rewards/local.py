@@ -3,23 +3,19 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.rl.interfaces import Clips, FrameReward, Reward, RewardDefaults, Scores, Ticket, completed
+from cosmos_predict2.rl.interfaces import Clips, FrameReward, Reward, RewardDefaults, Scores, SeesPixels, Ticket
 from imaginaire import buildable
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
-
-# (clips, context) -> one number for each clip, or a mapping of named parts of which "value" is the score. A part in
-# words is shown by a service alone.
-ScoreFunction = Callable[[Clips, Mapping[str, Any]], Tensor | Mapping[str, Any]]
 
 _HERE = "cosmos_predict2.rl.rewards"
 REWARDS = buildable.shipped(
@@ -38,6 +34,16 @@ REWARDS = buildable.shipped(
 )
 
 
+class ScoreFunction(Protocol):
+    """A function that is asked for scores at once. One that `SeesPixels` has the clips decoded."""
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any], /) -> Tensor | Mapping[str, Any]:
+        """One number for each clip, or a mapping of named parts of which "value" is the score.
+
+        A part in words is shown by a service alone.
+        """
+
+
 @dataclass(frozen=True)
 class _Scored(Ticket):
     scores: Scores
@@ -49,7 +55,7 @@ class LocalReward(RewardDefaults):
     def __init__(self, function: ScoreFunction) -> None:
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.needs_pixels = bool(getattr(function, "needs_pixels", False))
+        self.needs_pixels = isinstance(function, SeesPixels) and function.needs_pixels
 
     def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
         return _Scored(request_id, self._score(clips, context))
@@ -124,7 +130,7 @@ def scored_by(make: Any, key: str) -> Reward:
     """The same as a `Reward` of clips: functions and judges of pictures are asked at once."""
     made = reward_of(make)
     if all(callable(getattr(made, method, None)) for method in ("submit", "fetch")):
-        return completed(made, RewardDefaults)  # type: ignore[no-any-return]
+        return buildable.completed(made, RewardDefaults)  # type: ignore[no-any-return]
     if (function := _function_of(made)) is None:
         raise ConfigError(f"{key} made {made!r}: it has no submit and fetch, no judge, and is no function.")
     return LocalReward(function)

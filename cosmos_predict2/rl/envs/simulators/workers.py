@@ -64,7 +64,7 @@ class WorkerEnv(EnvDefaults):
     num_envs: int
     render: str | None = None  # how MuJoCo renders: see `rendering`; null: nothing is chosen
     chunk: int | None = None  # actions of a decision; null: the simulator's
-    terminate_on_success: bool = True
+    terminate_on_success: bool | None = True
     keep_frames: bool | None = False
     seed: int = 0
     step_timeout: float = 60.0

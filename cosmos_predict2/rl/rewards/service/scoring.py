@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.interfaces import VideoTokenizer
-from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.interfaces import Clips, SeesPixels
 from cosmos_predict2.rl.rewards import wire
 from cosmos_predict2.rl.rewards.local import ScoreFunction
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
@@ -54,7 +54,7 @@ class Scorer:
     ) -> None:
         self.name = name
         self.function = function
-        self.needs_pixels = bool(getattr(function, "needs_pixels", False))
+        self.needs_pixels = isinstance(function, SeesPixels) and function.needs_pixels
         self.max_clips = max_clips
         self.progress = progress
         self._make_decoder = decoder
