@@ -57,6 +57,16 @@ class LearnerConfig(Section):
     minibatches: int = attrs.field(default=1, validator=at_least(1))  # parts of the samples, each with steps of its own
     ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
 
+    # forward-process objectives
+    nft_beta: float = attrs.field(default=1.0, validator=above(0))
+    num_timesteps: int = attrs.field(default=0, validator=at_least(0))  # noise levels of a clip or a decision; 0: all
+    use_same_forward_noise: bool = False  # a group's clips, or decisions of the same number, share fresh noise
+    weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
+
+    @property
+    def is_ratio(self) -> bool:
+        return objective_of(self.objective).is_ratio
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, sentence) of everything that does not fit together."""
         low, high = self.lower_bound, self.upper_bound
@@ -68,6 +78,8 @@ class LearnerConfig(Section):
             yield "lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"
         if self.dual_clip is not None and self.objective in UNCLIPPED:
             yield "dual_clip", f"{self.dual_clip}, but {self.objective} clips no ratios: set it to null"
+        if self.weight_copy_decay_type and self.is_ratio:
+            yield "weight_copy_decay_type", f"it belongs to nft, not to {self.objective}"
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -105,16 +117,6 @@ class RLConfig(LearnerConfig):
 
     advantage: AdvantageConfig = attrs.field(factory=AdvantageConfig)
     rewards: Any = attrs.field(factory=dict)  # name -> RewardConfig
-
-    # forward-process objectives
-    nft_beta: float = attrs.field(default=1.0, validator=above(0))
-    num_timesteps: int = attrs.field(default=0, validator=at_least(0))  # levels trained on for a sample; 0: all
-    use_same_forward_noise: bool = False  # a group's clips get the same fresh noise, which cancels in comparing them
-    weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
-
-    @property
-    def is_ratio(self) -> bool:
-        return objective_of(self.objective).is_ratio
 
     @property
     def teaches_without_advantage(self) -> bool:
@@ -177,8 +179,6 @@ class RLConfig(LearnerConfig):
             yield "ratio_normalisation", text
         if not self.train_on:
             yield "train_on", "it is empty"
-        if self.weight_copy_decay_type:
-            yield "weight_copy_decay_type", f"it belongs to nft, not to {self.objective}"
 
 
 def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:

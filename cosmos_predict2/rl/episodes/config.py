@@ -14,7 +14,6 @@ from cosmos_predict2.rl.objectives import (
     RATIO_LEVELS,
     GroupAdvantageConfig,
     level_of,
-    objective_of,
 )
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
@@ -60,17 +59,9 @@ class VLARLConfig(LearnerConfig):
     # of what was drawn with and log_prob, in nats an element; null: by the precision
     draw_tolerance: Any = attrs.field(default=None, validator=above(0))
 
-    # forward-process objectives
-    nft_beta: float = attrs.field(default=1.0, validator=above(0))
-    num_timesteps: int = attrs.field(default=0, validator=at_least(0))  # of the policy's own, for a decision; 0: all
-    use_same_forward_noise: bool = False  # decisions of a group with the same number get the same fresh noise
-    weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
-
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
-        if objective_of(self.objective).is_ratio:
-            if self.weight_copy_decay_type:
-                yield "weight_copy_decay_type", f"it belongs to nft, not to {self.objective}"
+        if self.is_ratio:
             return
         if level_of(self.loss.ratio_level) != "chunk":
             text = f"{self.loss.ratio_level}, but {self.objective} is of whole decisions: set it to chunk"

@@ -61,7 +61,7 @@ class FreshDraws:
 
 def misfits(policy: Any, rl: VLARLConfig) -> Iterator[tuple[str, str]]:
     """(field, sentence) where a policy, or its class alone, cannot learn by an objective of fresh noise."""
-    if objective_of(rl.objective).is_ratio:
+    if rl.is_ratio:
         return
     is_class = isinstance(policy, type)
     if completed(policy, PolicyDefaults).velocities is None or not (is_class or policy.flow_times):

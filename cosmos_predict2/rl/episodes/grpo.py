@@ -362,7 +362,7 @@ class VLAGRPOModel(RLModel):
         rows = rows_that_count(whole, rl)
         first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
         part = (rows, -(-len(rows) // (rl.minibatches * rl.micro_batches)), next(self.net.parameters()).device)
-        if objective_of(rl.objective).is_ratio:
+        if rl.is_ratio:
             whole = self._with_log_probs(whole, played, *part)
         else:
             fresh = fresh_draws(self.policy.flow_times, rl, len(played.reward_M_E_A), len(played), self.seed, first)
@@ -517,6 +517,5 @@ class VLAGRPOModel(RLModel):
 def _problems(config: VLAGRPOConfig) -> Iterator[tuple[str, str]]:
     """(field of ``rl``, sentence) of what does not fit together, as far as it is known before anything is built."""
     yield from config.rl.problems()
-    is_ratio = objective_of(config.rl.objective).is_ratio
-    if not is_ratio and isinstance(policy := target_of(config.policy, f"{KEY}.policy"), type):
+    if not config.rl.is_ratio and isinstance(policy := target_of(config.policy, f"{KEY}.policy"), type):
         yield from misfits(policy, config.rl)
