@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from cosmos_predict2.nn.layers import processor_name
-from imaginaire import distributed
+from imaginaire import command_line, distributed
 from imaginaire.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,9 +64,9 @@ def described(device: torch.device) -> str:
     return f"torch {torch.__version__}, {place}"
 
 
-def parser(description: str | None, *flags: str, **defaults: Any) -> argparse.ArgumentParser:
+def parser(description: str | None, *flags: str, **defaults: Any) -> command_line.Parser:
     """A parser with the named ones of the flags that benchmarks share; ``defaults`` are a benchmark's own."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = command_line.Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared: dict[str, dict[str, Any]] = {
         "quick": dict(action="store_true", help="a small part of the work, for a look"),
         "threads": dict(type=int, help="threads of PyTorch; default: as many as it takes by itself"),

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from imaginaire import command_line
 
 OUTPUT = Path("outputs/demo")
 # Pushes of the blue box, which the base has only seen stand still.
@@ -60,8 +61,10 @@ EVALUATE = ["-m", "scripts.evaluate_world_model", "--experiment", EXPERIMENT, "-
 EVALUATE += ["--out", str(OUTPUT / "clips")]
 
 
-def main() -> int:
-    argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__).parse_args()  # --help; no flags
+parser = command_line.parser("scripts.demo", __doc__)
+
+
+def run(args: argparse.Namespace) -> int:
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
     beside = Beside(BESIDE)
@@ -252,4 +255,4 @@ def records(key: str, run: Path = RUN) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(parser, run))

@@ -32,6 +32,14 @@ def test_no_benchmark_chooses_one_itself() -> None:
     assert found == []
 
 
+def test_benchmarks_import_modules_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = machine.parser(None, "quick").parse_args(["--import", "colorsys", "--quick"])
+    assert vars(arguments) == {"import": ["colorsys"], "quick": True}
+    with pytest.raises(SystemExit):
+        machine.parser(None).parse_args(["--import", "no.such"])
+    assert "no.such does not import" in capsys.readouterr().err
+
+
 def test_a_figure_that_noise_hides_is_not_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(
     path.stem
     for path in (ROOT / "scripts").glob("*.py")
-    if path.stem not in ("__init__", "demo", "train") and "\nparser = " in path.read_text()
+    if path.stem not in ("__init__", "train") and "\nparser = " in path.read_text()
 )
 EXAMPLES = ["video2world", "video2world_action"]
 NO_NUMBERS = ["nan", "inf", "-inf", "1e300", "-1e300", "1" + "0" * 30, "x", ""]
@@ -55,6 +55,11 @@ def test_no_program_takes_numbers_that_are_none(program: str, capsys: pytest.Cap
             with pytest.raises(SystemExit) as left:
                 parser.parse_args([f"{flag}={value}"] if count == 1 else [flag, *[value] * count])
             assert left.value.code == 2 and flag.lstrip("-") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, *EXAMPLES])
+def test_every_program_imports_modules_of_ones_own(program: str) -> None:
+    assert "--import" in _parser(program)._option_string_actions
 
 
 # program, arguments, what the message names; {out} is a new path, and {data} a folder with a clip
