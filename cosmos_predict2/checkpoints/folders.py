@@ -51,7 +51,7 @@ class _Family:
 
 
 @dataclass(frozen=True)
-class Folder:
+class FolderConversion:
     """A conversion of a folder: the networks one by one, folders of text and pictures, and files of settings."""
 
     job: Export
@@ -62,7 +62,7 @@ class Folder:
     readme: str = ""
 
 
-def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = "") -> Folder:
+def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = "") -> FolderConversion:
     """Every part with its place; raises for one that is nowhere. ``text_encoder`` None leaves the text out."""
     if is_hub(job.source):
         raise ConfigError(f"{job.source} is on the hub: fetch the folder first (hf download), and give its path.")
@@ -107,10 +107,10 @@ def plan_folder(job: Export, *, tokenizer: str = "", text_encoder: str | None = 
     index |= {"safety_checker": [None, None]} if config["_class_name"] == diffusers_names.CLASS_NAME else {}
     settings = {**own_settings, SCHEDULER: scheduler, INDEX: index} if is_pipeline else {}
     text = readme(config, to, family.pipeline) if is_pipeline else ""
-    return Folder(job, networks, encoders, tokenizers, settings, text)
+    return FolderConversion(job, networks, encoders, tokenizers, settings, text)
 
 
-def write_parts(folder: Folder) -> Mapping[str, Tensor]:
+def write_parts(folder: FolderConversion) -> Mapping[str, Tensor]:
     """Write the folder, its index last; gives the tensors of its networks by their names in the files."""
     written = {name: tensor for job in folder.networks for name, tensor in export(job).items()}
     for destination, (source, cls) in folder.encoders.items():
@@ -129,14 +129,14 @@ def write_parts(folder: Folder) -> Mapping[str, Tensor]:
     return written
 
 
-def verify_parts(folder: Folder) -> None:
+def verify_parts(folder: FolderConversion) -> None:
     """Raise unless every part of the destination is that of the source."""
     for job in folder.networks:
         verify_network(job)
     refuse(folder.job, [*_faults(folder)])
 
 
-def _faults(folder: Folder) -> Iterator[str]:
+def _faults(folder: FolderConversion) -> Iterator[str]:
     for destination, (source, cls) in folder.encoders.items():
         yield from differences(_encoder(source, cls), weights.read(destination))
         yield from other_settings(_encoder_config(source, cls), read_config(destination), destination)

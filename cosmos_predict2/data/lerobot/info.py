@@ -47,7 +47,7 @@ class Info:
     chunks_size: int
     total_episodes: int | None  # where it is recorded
     robot: str
-    modality: "Modality"
+    modality: "PartNames"
 
     @property
     def cameras(self) -> list[str]:
@@ -186,7 +186,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Modality:
+class PartNames:
     """The names that a data set gives to parts of its columns."""
 
     state: Mapping[str, Part]
@@ -200,11 +200,11 @@ class Modality:
         return next((part.absolute for part in parts if part.start <= place < (part.end or 0)), None)
 
 
-def read_modality(root: Path, features: Mapping[str, Mapping[str, Any]]) -> Modality:
+def read_modality(root: Path, features: Mapping[str, Mapping[str, Any]]) -> PartNames:
     """The content of modality.json about these columns; empty without one."""
     path = root / "meta" / "modality.json"
     content = read_json(path) if path.is_file() else {}
-    return Modality(
+    return PartNames(
         state=_parts(content, "state", path, features),
         action=_parts(content, "action", path, features),
         video={name: str(entry.get("original_key", name)) for name, entry in _entries(content, "video", path)},

@@ -31,7 +31,7 @@ _PICTURES, _WRISTS, _STATE, _TASK = "full_image", "wrist_image", "state", "task_
 
 
 @dataclass
-class _Episode:
+class _PlayedEpisode:
     """An episode up to now: what was seen, before each action and after the last one, and what was done."""
 
     task: str
@@ -98,14 +98,14 @@ def recorded_episodes(
     """The recording of each episode, and its success on any picture, or on the last one; None of one that was lost with
     its simulator or its policy's server."""
     completed(env, EnvDefaults)
-    places, playing = Places(env, starts), dict[int, _Episode]()
+    places, playing = Places(env, starts), dict[int, _PlayedEpisode]()
     bounds = {"action_low": -1.0, "action_high": 1.0}
     low, high = (torch.as_tensor(env.metadata.get(name, usual)) for name, usual in bounds.items())
     while not places.are_done:
         if places.are_due:
             begun, observation = places.begin()
             for row, number in enumerate(begun):
-                playing[number] = _Episode(observation[_TASK][row])
+                playing[number] = _PlayedEpisode(observation[_TASK][row])
                 playing[number].see(observation, row)
         episodes = [playing[number] for number in places.episodes]
         counts = [(starts.draws[number], playing[number].num_decisions) for number in places.episodes]

@@ -19,7 +19,7 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.contract import check_environment, check_frames
 from cosmos_predict2.rl.envs.simulators import rendering, worker_process, workers
 from cosmos_predict2.rl.envs.simulators.worker_process import DONE, STEPPED
-from cosmos_predict2.rl.envs.simulators.worker_process import _Worker as Answering
+from cosmos_predict2.rl.envs.simulators.worker_process import _ServedEnv as Answering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv, WorkerError
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts
 from cosmos_predict2.rl.episodes.policy_evaluation import evaluate

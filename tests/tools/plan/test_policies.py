@@ -14,7 +14,7 @@ from cosmos_predict2.rl.policies.network import cast, parallelize_policy
 from cosmos_predict2.rl.policies.openvla import tiny as tiny_openvla
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05 import tiny as tiny_pi05
-from cosmos_predict2.rl.policies.pi05.config import Stream
+from cosmos_predict2.rl.policies.pi05.config import GemmaSizes
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.tools.plan.policies import (
     HOST_GB,
@@ -39,7 +39,7 @@ def tiny(name: str, folder: Path) -> tuple[Any, PolicySize]:
     """A policy, and its sizes as the plan has those of published ones."""
     size = POLICIES[name]
     if name == "openpi":
-        vlm, expert = Stream(64, 4, 96, 8, 1, 16, tiny_pi05.VOCAB), Stream(128, 4, 384, 8, 1, 16)
+        vlm, expert = GemmaSizes(64, 4, 96, 8, 1, 16, tiny_pi05.VOCAB), GemmaSizes(128, 4, 384, 8, 1, 16)
         tiny_pi05.write_tiny(folder, vlm=vlm, expert=expert, action_horizon=10, num_steps=3)
         assert size.expert is not None
         sizes: dict[str, Any] = dict(blocks=4, heads=8, head_dim=16)

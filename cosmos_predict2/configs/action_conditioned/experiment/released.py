@@ -63,7 +63,7 @@ CHUNK, FLAT = "predict2p5_v2w_2b_action_chunk_conditioned_fsdp", "predict2p5_v2w
 
 
 @dataclass(frozen=True)
-class Run:
+class ActionRun:
     """The settings in which one published experiment differs from others. ``data`` are those of training and of
     validation."""
 
@@ -82,19 +82,19 @@ GR1_TRAIN = ("gr00t_customiezed_gr1_train", "gr00t_customiezed_gr1_val")
 GR1_FULL = ("gr00t_customiezed_gr1_full", "gr00t_customiezed_gr1_val")
 GR1_LR = 2**-14.5
 RUNS = {
-    "ac_reason_embeddings_rectified_flow_2b_256_320": Run(
+    "ac_reason_embeddings_rectified_flow_2b_256_320": ActionRun(
         BRIDGE_256, group="cosmos_predict_v2p5", name="2b_bridge_action_conditioned"
     ),
-    f"{BRIDGE}_480_640_": Run(BRIDGE_480, model=FLAT, batch_size=2, lr=2**-14.5),
-    f"{BRIDGE}_256x320": Run(BRIDGE_256),
-    GR1: Run(GR1_TRAIN, batch_size=4, lr=GR1_LR, action_dim=GR1_DIM),
-    f"{GR1}_full": Run(GR1_FULL, batch_size=4, lr=GR1_LR, action_dim=GR1_DIM),
-    f"{GR1}_full_16nodes_release": Run(GR1_FULL, batch_size=4, lr=16e-5, action_dim=GR1_DIM),
-    f"{GR1}_oss": Run(GR1_FULL, batch_size=4, lr=16e-5, action_dim=GR1_DIM),
+    f"{BRIDGE}_480_640_": ActionRun(BRIDGE_480, model=FLAT, batch_size=2, lr=2**-14.5),
+    f"{BRIDGE}_256x320": ActionRun(BRIDGE_256),
+    GR1: ActionRun(GR1_TRAIN, batch_size=4, lr=GR1_LR, action_dim=GR1_DIM),
+    f"{GR1}_full": ActionRun(GR1_FULL, batch_size=4, lr=GR1_LR, action_dim=GR1_DIM),
+    f"{GR1}_full_16nodes_release": ActionRun(GR1_FULL, batch_size=4, lr=16e-5, action_dim=GR1_DIM),
+    f"{GR1}_oss": ActionRun(GR1_FULL, batch_size=4, lr=16e-5, action_dim=GR1_DIM),
 }
 
 
-def trained(experiment: str, run: Run) -> dict[str, Any]:
+def trained(experiment: str, run: ActionRun) -> dict[str, Any]:
     """A run from the pre-trained model; samples are drawn without guidance."""
     net = dict(action_dim=run.action_dim) if run.model == CHUNK else {}
     return dict(
@@ -114,7 +114,7 @@ def trained(experiment: str, run: Run) -> dict[str, Any]:
     )
 
 
-def without_weights(experiment: str, run: Run, *, is_mock: bool) -> dict[str, Any]:
+def without_weights(experiment: str, run: ActionRun, *, is_mock: bool) -> dict[str, Any]:
     """A thousand steps from random weights."""
     data = [{f"override /dataloader_{split}": "mock_action"} for split in ("train", "val")] if is_mock else []
     noise = dict(dataset=dict(action_shape=[12, run.action_dim])) if is_mock else {}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.action_conditioned.experiment.recordings import MOVES, SAME, VAL_EVERY
-from cosmos_predict2.configs.action_conditioned.experiment.released import Run, trained
+from cosmos_predict2.configs.action_conditioned.experiment.released import ActionRun, trained
 from cosmos_predict2.configs.action_conditioned.experiment.toy import NET, tiny_model
 from cosmos_predict2.configs.base.post_training import tiny_run
 from cosmos_predict2.data.lerobot.robots import ROBOTS
@@ -29,7 +29,7 @@ def on_data(run: dict[str, Any], name: str, num_workers: int, **own: Any) -> dic
 
 def released(experiment: str, name: str) -> dict[str, Any]:
     """From the pre-trained model, by the numbers of the published runs on Bridge."""
-    run = Run((f"{name}_train", f"{name}_val"), action_dim=ROBOTS[name].action_dim)
+    run = ActionRun((f"{name}_train", f"{name}_val"), action_dim=ROBOTS[name].action_dim)
     return on_data(trained(experiment, run), name, num_workers=4)
 
 

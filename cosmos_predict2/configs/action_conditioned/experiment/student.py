@@ -16,7 +16,7 @@ NOISE_ALONE = 1e6  # a noise level
 
 
 @dataclass(frozen=True)
-class Run:
+class StudentRun:
     """The settings in which one student differs from others; ``experiment`` trained its teacher."""
 
     experiment: str = ACTION
@@ -30,15 +30,15 @@ class Run:
 
 
 RUNS = {
-    "tiny_student": Run(),
-    "tiny_student_causal": Run(causal=True, iterations=2000, lr=0.01, adam_lr=7e-4),
-    "tiny_student_prompts": Run(
+    "tiny_student": StudentRun(),
+    "tiny_student_causal": StudentRun(causal=True, iterations=2000, lr=0.01, adam_lr=7e-4),
+    "tiny_student_prompts": StudentRun(
         VIDEO, tiny_video2world_path(), teacher_steps=4, guidance=3.0, iterations=2000, lr=0.01, adam_lr=7e-4
     ),
 }
 
 
-def student(name: str, run: Run) -> dict[str, Any]:
+def student(name: str, run: StudentRun) -> dict[str, Any]:
     """A run that begins at the weights of its teacher."""
     options = dict(teacher=run.teacher, teacher_steps=run.teacher_steps, guidance=run.guidance, causal=run.causal)
     numbers = tiny_run(run.iterations, batch_size=8, lr=run.lr, adam_lr=run.adam_lr)

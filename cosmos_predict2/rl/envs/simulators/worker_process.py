@@ -29,9 +29,9 @@ def serve(connection: Connection, factory: bytes, variables: Mapping[str, str]) 
     """Build an environment and answer for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the workers too, but is for the parent to answer
     os.environ.update(variables)
-    worker: _Worker | None = None
+    worker: _ServedEnv | None = None
     try:
-        worker = _Worker(connection, build(pickle.loads(factory)))
+        worker = _ServedEnv(connection, build(pickle.loads(factory)))
         connection.send((DONE, worker.facts()))
         while (request := connection.recv())[0] != "close":
             worker.answer(*request)
@@ -53,7 +53,7 @@ def build(factory: Any) -> TaskEnv:
     return instantiate(factory)  # type: ignore[no-any-return]
 
 
-class _Worker:
+class _ServedEnv:
     def __init__(self, connection: Connection, env: TaskEnv) -> None:
         self.connection, self.env = connection, env
 

@@ -17,7 +17,7 @@ MOST = 10_000  # of actions, tokens, pictures or steps: more is a damaged config
 
 
 @dataclass(frozen=True)
-class Stream:
+class GemmaSizes:
     """One of the two transformers that share their attention."""
 
     width: int
@@ -41,15 +41,18 @@ class Vision:
     act: str = "gelu_pytorch_tanh"
 
 
-VARIANTS = {"gemma_2b": Stream(2048, 18, 16384, 8, 1, 256, 257152), "gemma_300m": Stream(1024, 18, 4096, 8, 1, 256)}
+VARIANTS = {
+    "gemma_2b": GemmaSizes(2048, 18, 16384, 8, 1, 256, 257152),
+    "gemma_300m": GemmaSizes(1024, 18, 4096, 8, 1, 256),
+}
 
 
 @dataclass(frozen=True)
 class Pi05Config:
     """Sizes, and how it decides. What a policy's caller sets besides ``path`` replaces the file's value."""
 
-    vlm: Stream = VARIANTS["gemma_2b"]
-    expert: Stream = VARIANTS["gemma_300m"]
+    vlm: GemmaSizes = VARIANTS["gemma_2b"]
+    expert: GemmaSizes = VARIANTS["gemma_300m"]
     vision: Vision = field(default_factory=Vision)
     action_dim: int = 32
     action_horizon: int = 50
@@ -135,7 +138,7 @@ def _sizes(kind: type, given: Mapping[str, Any], where: str) -> Any:
     return sizes
 
 
-_SIZES: dict[str, Any] = {"vlm": Stream, "expert": Stream, "vision": Vision}
+_SIZES: dict[str, Any] = {"vlm": GemmaSizes, "expert": GemmaSizes, "vision": Vision}
 _LEROBOT = {  # its names of ours
     "chunk_size": "action_horizon",
     "max_action_dim": "action_dim",

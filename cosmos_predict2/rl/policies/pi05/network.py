@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.policies.pi05.config import Pi05Config, Stream
+from cosmos_predict2.rl.policies.pi05.config import GemmaSizes, Pi05Config
 from cosmos_predict2.text import pretrained
 
 _NOT_SEEN = -2.3819763e38  # as published; with -inf a row that sees nothing would be NaN
@@ -64,7 +64,7 @@ def _normalised(x: Tensor) -> Tensor:
 class Attention(nn.Module):
     """The projections of one stream; its keys stand beside those that it is given."""
 
-    def __init__(self, sizes: Stream) -> None:
+    def __init__(self, sizes: GemmaSizes) -> None:
         super().__init__()
         self.sizes = sizes
         inner, of_keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
@@ -97,7 +97,7 @@ def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Layer(nn.Module):
-    def __init__(self, sizes: Stream, norm: type[RMSNorm] | type[AdaRMSNorm]) -> None:
+    def __init__(self, sizes: GemmaSizes, norm: type[RMSNorm] | type[AdaRMSNorm]) -> None:
         super().__init__()
         from transformers.models.gemma.modeling_gemma import GemmaMLP
 
@@ -134,7 +134,7 @@ def _added(x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
 class Gemma(nn.Module):
     """The layers of a stream, by the names of transformers' GemmaModel."""
 
-    def __init__(self, sizes: Stream, norm: type[RMSNorm] | type[AdaRMSNorm]) -> None:
+    def __init__(self, sizes: GemmaSizes, norm: type[RMSNorm] | type[AdaRMSNorm]) -> None:
         super().__init__()
         from transformers.models.gemma.modeling_gemma import GemmaRotaryEmbedding
 
@@ -146,7 +146,7 @@ class Gemma(nn.Module):
         self.rotary_emb = GemmaRotaryEmbedding(gemma_config(sizes))
 
 
-def gemma_config(sizes: Stream):  # type: ignore[no-untyped-def]
+def gemma_config(sizes: GemmaSizes):  # type: ignore[no-untyped-def]
     """For transformers' parts."""
     from transformers import GemmaConfig
 

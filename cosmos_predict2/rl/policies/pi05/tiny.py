@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.rl.policies.pi05.config import MODEL_TYPE, Pi05Config, Stream, Vision
+from cosmos_predict2.rl.policies.pi05.config import MODEL_TYPE, GemmaSizes, Pi05Config, Vision
 from cosmos_predict2.rl.policies.pi05.inputs import prompt_ids, prompt_text, tokenizer_of
 from cosmos_predict2.rl.policies.pi05.layout import CONFIG, WEIGHTS, public_name
 from cosmos_predict2.rl.policies.pi05.network import AdaRMSNorm, Pi05Network
@@ -26,8 +26,8 @@ WORDS = (  # that the tokenizer learns its pieces of
     "Task: open the drawer, State: 0 1 2 3 4 5 6 7 8 9;\nAction: ",
 )
 TINY: dict[str, Any] = dict(
-    vlm=Stream(64, 2, 96, 8, 1, 16, VOCAB),
-    expert=Stream(32, 2, 48, 8, 1, 16),
+    vlm=GemmaSizes(64, 2, 96, 8, 1, 16, VOCAB),
+    expert=GemmaSizes(32, 2, 48, 8, 1, 16),
     vision=Vision(32, 2, 4, 48, 56, 14, 64),
     action_dim=8,
     action_horizon=12,
