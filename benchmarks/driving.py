@@ -28,12 +28,12 @@ from torch import Tensor
 from benchmarks import machine
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.evaluation.metrics.imagined_episodes import held_out_episodes, pictures
-from cosmos_predict2.rl.envs.replays import Unjudged
+from cosmos_predict2.rl.envs.replays import ZeroReward
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.streamed import StreamedEnv
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
-from cosmos_predict2.rl.imagined.check import Familiar
+from cosmos_predict2.rl.imagined.check import PictureDistances
 from cosmos_predict2.tools.drive.session import ENDLESS, Controls, Drive
 from cosmos_predict2.toy_world.rendering import detect
 from cosmos_predict2.world_model.imagination import Imagination
@@ -65,7 +65,7 @@ def environments(args: argparse.Namespace, num_envs: int) -> dict[str, WorldMode
     made["causal, without a cache"] = (StreamedEnv, causal, one, dict(keeps=False))
     made["causal, with a cache"] = (StreamedEnv, causal, one, {})
     return {
-        name: kind(imagination, ToyStarts(split="val"), Unjudged(), num_envs, ENDLESS, sampling=sampling, **options)
+        name: kind(imagination, ToyStarts(split="val"), ZeroReward(), num_envs, ENDLESS, sampling=sampling, **options)
         for name, (kind, imagination, sampling, options) in made.items()
     }
 
@@ -100,7 +100,7 @@ def minute(args: argparse.Namespace) -> None:
     """Drive all tables for so many pictures."""
     films = [pictures(held_out_episodes(64, seed, mix="mixed").states, 48).permute(0, 2, 3, 4, 1) for seed in (1, 2)]
     learnt = SimpleNamespace(films=[film[:, ::4].flatten(0, 1) for film in films[:1]], tails=[])
-    familiar: Any = Familiar(SimpleNamespace(last_E_H_W_C=films[1][:, -1]), learnt)  # type: ignore[arg-type]
+    familiar: Any = PictureDistances(SimpleNamespace(last_E_H_W_C=films[1][:, -1]), learnt)  # type: ignore[arg-type]
     envs: dict[str, Any] = {"the simulator": ToyEnv(args.tables, num_steps=ENDLESS, split="val")}
     envs |= {name: env for name, env in environments(args, args.tables).items() if "without" not in name}
     keys_N_E_2 = torch.stack(iter_keys(args.tables, args.minute // LOOK)).repeat_interleave(LOOK, dim=0)

@@ -20,7 +20,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from benchmarks import machine
 from cosmos_predict2.rl.interfaces import Observation
-from cosmos_predict2.rl.policies.cloning import Beginning
+from cosmos_predict2.rl.policies.cloning import CloneStart
 from cosmos_predict2.rl.policies.files import load_weights
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.buildable import buildable
@@ -46,7 +46,7 @@ class CameraPolicy(ToyPolicy):
             load_weights(self, path)
 
     @classmethod
-    def to_clone(cls, start: Beginning, action_dim: int, chunk: int, num_views: int = 0) -> "CameraPolicy":
+    def to_clone(cls, start: CloneStart, action_dim: int, chunk: int, num_views: int = 0) -> "CameraPolicy":
         """A policy of all views of the recordings, or of the first so many."""
         return cls(action_dim, chunk, num_views or len(start.windows.views))
 

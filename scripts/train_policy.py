@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> None:
     args.action_dim = windows.actions_B_A_D.shape[2]
     log.info("%s: %d windows", demonstrations.source, len(windows))
     with tempfile.TemporaryDirectory() as beginning:  # nothing is at --out before it is trained
-        start = cloning.Beginning(windows, Path(beginning), args.seed, args.chunk, args.knots)
+        start = cloning.CloneStart(windows, Path(beginning), args.seed, args.chunk, args.knots)
         policy = cloning.begin(args.policy, start, own_arguments, where, noise=args.noise)
         policy.to(device)
         options = dict(steps=args.steps, lr=args.lr, batch_size=args.batch_size)

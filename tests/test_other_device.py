@@ -23,7 +23,7 @@ from torch import Tensor
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.released import tiny_policy_path
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
-from cosmos_predict2.rl.envs.replays import Unjudged
+from cosmos_predict2.rl.envs.replays import ZeroReward
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.toy import ToyEnv
@@ -343,7 +343,7 @@ def _seen(root: Path) -> tuple[Waits, Losses, Losses, list[Tensor]]:
     actions_E_A_D = torch.rand(2, 12, 4, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
     def play(imagination: Imagination) -> Tensor:
-        env = WorldModelEnv(imagination, GivenStarts(pictures, states_E_S=STATES), Unjudged(), 2, 24)
+        env = WorldModelEnv(imagination, GivenStarts(pictures, states_E_S=STATES), ZeroReward(), 2, 24)
         env.reset(options={"trial_ids": range(2), "seeds": range(2)})
         state: Tensor = [env.chunk_step(actions_E_A_D)[0]["state"] for _ in range(2)][-1]
         return state.cpu()

@@ -26,7 +26,7 @@ from imaginaire.errors import ConfigError, DataError
 LONGEST_PATTERN = 10_000
 
 
-class Turns:
+class DatasetTurns:
     """An endless series of turns: the data set of any turn, and its own count of turns before it."""
 
     def __init__(self, ratios: Sequence[float]) -> None:
@@ -50,7 +50,7 @@ class Turns:
         return self.period * max(-(-size // weight) for size, weight in zip(sizes, self.weights, strict=True))
 
 
-class Joined(Dataset[Any]):
+class JoinedDatasets(Dataset[Any]):
     """Data sets side by side, indexed by (number of the data set, index in it); items have their ``dataset_name``.
 
     With ``keys`` nothing else is kept of an item. With ``alike`` the items of all must have the same keys and shapes.
@@ -101,8 +101,8 @@ class Joined(Dataset[Any]):
         return f"the data set '{self.names[which]}' ({type(self._members[which]).__name__})"
 
 
-class Orders:
-    """Orders in which the samples of each data set are read, pass after pass."""
+class SampleOrders:
+    """The orders in which the samples of each data set are read, pass after pass."""
 
     def __init__(self, sizes: Sequence[int], names: Sequence[str], shuffle: bool) -> None:
         self._sizes = sizes
@@ -146,15 +146,15 @@ class MixedLoader(ResumableLoader):
             raise ConfigError(f"by={by!r}: a mixture is made by 'batch' or by 'sample'.")
         if by == "sample" and isinstance(batch_size, Mapping):
             raise ConfigError("batch_size has one number for each data set, which needs by='batch'.")
-        members = Joined(datasets, keys=keys, alike=by == "sample")
+        members = JoinedDatasets(datasets, keys=keys, alike=by == "sample")
         sizes = batch_size if isinstance(batch_size, Mapping) else [batch_size] * len(members.names)
         each = _in_order(sizes, members.names)
         super().__init__(members, min(each), shuffle=shuffle, **options)
         self.members = members
         self._by_batch = by == "batch"
         self._sizes = [int(size) for size in each]
-        self._turns = Turns(_in_order(ratios, members.names))
-        self._orders = Orders(members.sizes, members.names, shuffle)
+        self._turns = DatasetTurns(_in_order(ratios, members.names))
+        self._orders = SampleOrders(members.sizes, members.names, shuffle)
         # samples of a rank before each turn of the pattern, and in all of it
         self._before = [0, *itertools.accumulate(self._sizes[which] for which in self._turns.pattern)]
 

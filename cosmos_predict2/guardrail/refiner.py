@@ -76,9 +76,9 @@ class Reason1Refiner:
         patches = qwen_vl.patches_of(frames_F_C_H_W, LEAST, MOST)
         text = qwen_vl.conversation(SYSTEM, qwen_vl.plain(prompt))
         video_token = self._model.config.video_token_id
-        asked = qwen_vl.asked_of(self._tokenizer, text, patches, video_token)
+        question = qwen_vl.question_of(self._tokenizer, text, patches, video_token)
         with at_work(self._model, self._offload) as device:
-            given = qwen_vl.model_input([asked], video_token, self._model)
+            given = qwen_vl.model_input([question], video_token, self._model)
             pace_B = torch.tensor([qwen_vl.FRAMES / FPS], device=device)
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(seed)
@@ -88,7 +88,7 @@ class Reason1Refiner:
                     max_new_tokens=MAX_NEW_TOKENS,
                     suppress_tokens=self._foreign,
                 )
-        new = made[0, len(asked.ids) :]
+        new = made[0, len(question.ids) :]
         return self._tokenizer.decode(new, skip_special_tokens=True), len(new) < MAX_NEW_TOKENS
 
 

@@ -76,7 +76,7 @@ def conversation(system: str, question: str) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class VideoQuestion:
     """A question about a video: the ids of its text, with a place for each token of the video, and the patches."""
 
     ids: list[int]
@@ -88,15 +88,15 @@ class Asked:
         return len(self.ids), self.patches.grid, self.seconds
 
 
-def asked_of(tokenizer: Any, text: str, patches: Patches, video_token: int, seconds: float = 0.0) -> Asked:
+def question_of(tokenizer: Any, text: str, patches: Patches, video_token: int, seconds: float = 0.0) -> VideoQuestion:
     """The question of a text whose places of videos share the patches evenly."""
     words = tokenizer.encode(text, add_special_tokens=False)
     each = patches.num_tokens // words.count(video_token)
     ids = [word for word in words for _ in range(each if word == video_token else 1)]
-    return Asked(ids, patches, seconds)
+    return VideoQuestion(ids, patches, seconds)
 
 
-def model_input(batch: Sequence[Asked], video_token: int, model: Any) -> dict[str, Tensor]:
+def model_input(batch: Sequence[VideoQuestion], video_token: int, model: Any) -> dict[str, Tensor]:
     """Arguments of the network for questions of one form."""
     ids_B_S = torch.tensor([one.ids for one in batch], device=model.device)
     return dict(

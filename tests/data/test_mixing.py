@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.loaders import get_sampler
-from cosmos_predict2.data.mixing import Joined, MixedLoader, Turns
+from cosmos_predict2.data.mixing import DatasetTurns, JoinedDatasets, MixedLoader
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from imaginaire.data.stream import DataStream, ResumableLoader, open_pass
 from imaginaire.distributed import parallel
@@ -55,14 +55,14 @@ def read(batches: list[Any]) -> list[tuple[str, int, float]]:
 
 
 def first_of_both(datasets: Any, **options: Any) -> list[dict[str, Any]]:
-    members = Joined(datasets, **options)
+    members = JoinedDatasets(datasets, **options)
     return [members[0, 0], members[1, 0]]
 
 
 @pytest.mark.parametrize("ratios", [[1], [1, 1], [3, 1], [0.7, 0.2, 0.1], [5, 3, 3, 2, 1], [1 / 3, 2 / 3], [99, 1]])
 def test_every_beginning_has_each_share_to_less_than_one(ratios: list[float]) -> None:
     ratios = [round(ratio, 2) for ratio in ratios]
-    turns, counts = Turns(ratios), [0] * len(ratios)
+    turns, counts = DatasetTurns(ratios), [0] * len(ratios)
     for turn in range(2 * turns.period + 3):
         which, own = turns[turn]
         assert own == counts[which], "its own turns are counted without gaps"

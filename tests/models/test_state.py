@@ -18,10 +18,10 @@ from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.nn.action_dit import FlatActionDiT
 from cosmos_predict2.nn.state_head import StateHead, StateTrail
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
-from cosmos_predict2.rl.envs.replays import Unjudged
+from cosmos_predict2.rl.envs.replays import ZeroReward
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.interfaces import PolicyDefaults
-from cosmos_predict2.rl.policies.cloning import Beginning, begin
+from cosmos_predict2.rl.policies.cloning import CloneStart, begin
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.world_model.imagination import Imagination
@@ -234,7 +234,7 @@ def imagination() -> Imagination:
 def environment(imagination: Imagination, states: Tensor | None, **options: Any) -> WorldModelEnv:
     torch.manual_seed(1)
     starts = GivenStarts(torch.randint(0, 255, (3, 48, 48, 3), dtype=torch.uint8), states_E_S=states)
-    return WorldModelEnv(imagination, starts, Unjudged(), 3, 24, **options)
+    return WorldModelEnv(imagination, starts, ZeroReward(), 3, 24, **options)
 
 
 STATES = torch.tensor([[0.5, 1.0], [-1.0, 4.0], [1.5, 9.0]])
@@ -301,7 +301,7 @@ def test_a_clone_reads_the_state_of_recordings_and_of_imagination(
     data = RecordedWindows(str(recordings), chunk=4, state=True)
     item = data[3]
     assert item["state"].tolist() == [6.0, 7.0]
-    clone = begin(f"cosmos_predict2.rl.policies.{policy}", Beginning(data.windows, tmp_path, 0, 4, 4), {}, "")
+    clone = begin(f"cosmos_predict2.rl.policies.{policy}", CloneStart(data.windows, tmp_path, 0, 4, 4), {}, "")
     assert clone.reads_state
     windows = data.demonstrations.windows(4, [0, 8])
     record = clone.record_of(windows.observation, windows.actions_B_A_D)
@@ -328,7 +328,7 @@ def test_a_clone_reads_two_views_and_the_state_together(policy: str, imagination
     writer.add(Recording(columns, {f"observation.images.{name}": p for name, p in zip(cameras, pictures)}, "push"))
     writer.finish()
     data = RecordedWindows(str(tmp_path / "both"), camera="+".join(cameras), chunk=4, state=True, held_out_share=0)
-    start = Beginning(data.windows, tmp_path, 0, 4, 4)
+    start = CloneStart(data.windows, tmp_path, 0, 4, 4)
     clone = begin(f"cosmos_predict2.rl.policies.{policy}", start, {}, "")
     env = environment(Imagination(imagination.world, cameras), STATES)
     require_inputs(env, clone)

@@ -24,7 +24,7 @@ from cosmos_predict2.diffusion.transitions import (
 )
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.clips import rollout
-from cosmos_predict2.rl.clips.rollout import ChainPath, Data, Kept, Losses
+from cosmos_predict2.rl.clips.rollout import ChainPath, Data, KeptStep, Losses
 from cosmos_predict2.rl.config import AdvantageConfig, RLConfig
 from tests.goldens import Golden, Value
 
@@ -286,7 +286,7 @@ def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], adva
     reference = _mean(case, k, case.weights("_ref"))[0].mean_B_C_T_H_W if rl.kl_beta else None
     previous = x0s[k - 1].double() if k else None
     experience: Any = SimpleNamespace(
-        kept=Kept(k, x, x_next, mean_old, previous, reference), forward=None, data=_data(case, k, option, rl),
+        kept=KeptStep(k, x, x_next, mean_old, previous, reference), forward=None, data=_data(case, k, option, rl),
         condition=None, unconditional=None, noise_B_C_T_H_W=case.noise, window=None,
         advantage_B=advantage_B, is_before_update=False, facts={},
     )  # fmt: skip

@@ -348,7 +348,7 @@ def test_pictures_of_a_policy_are_those_of_its_ends(data: Path, monkeypatch: pyt
     played, play = list[Any](), imagination_check.attempts
     monkeypatch.setattr(imagination_check, "attempts", lambda *of, **how: played.append(play(*of, **how)) or played[-1])
     familiar = SimpleNamespace(unlike=torch.clone, faded=torch.clone)
-    monkeypatch.setattr(imagination_check, "Familiar", lambda *of: familiar)
+    monkeypatch.setattr(imagination_check, "PictureDistances", lambda *of: familiar)
     some = imagination_check.read_episodes(LeRobotSource.open(data), None, range(2), [True] * 2, 0)
     policy, _ = read_policy(tiny_policy_path())
     found = imagination_check.policy_figures(policy, imagination_of(device="cpu"), RingReward(), some, some)
@@ -482,6 +482,6 @@ def test_pictures_without_their_gripper_are_near_to_recordings_and_are_known_all
     films, true, faded = (torch.from_numpy(render(states, 48)).flatten(0, 1) for states in (learnt, held, empty))
     ends = torch.from_numpy(render(held[:, -1], 48))
     read: Any = (SimpleNamespace(last_E_H_W_C=ends), SimpleNamespace(films=[films], tails=[]))
-    familiar = imagination_check.Familiar(*read)
+    familiar = imagination_check.PictureDistances(*read)
     assert familiar.unlike(faded) <= 0.1 and familiar.unlike(true) <= 0.1
     assert familiar.faded(faded) >= 0.9 and familiar.faded(true) <= 0.1

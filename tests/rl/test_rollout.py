@@ -18,7 +18,7 @@ from cosmos_predict2.rl.clips.rollout import (
     ChainPath,
     Data,
     Forward,
-    Kept,
+    KeptStep,
     Losses,
     MicroBatch,
     chain_path,
@@ -213,7 +213,7 @@ def test_a_forward_objective_gets_what_sampled_and_the_numbers_of_the_options() 
 
 def ratio_part(shift: float = 0.0, **values: Any) -> MicroBatch:
     zeros = torch.zeros(SHAPE)
-    return part_of(kept=Kept(3, zeros, zeros + 1.0, zeros - shift, None), **values)
+    return part_of(kept=KeptStep(3, zeros, zeros + 1.0, zeros - shift, None), **values)
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Losses, list[Any]]:
@@ -263,7 +263,7 @@ def test_ratios_are_one_before_the_first_update_of_weights_that_sampled(monkeypa
 def test_the_loss_adds_the_distance_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """(mean - reference mean)^2 / (2 std^2), times kl_beta; the clipped part has the advantage's sign reversed."""
     zeros = torch.zeros(SHAPE)
-    part = part_of(kept=Kept(3, zeros, zeros + 1.0, zeros, None, zeros + 0.2))
+    part = part_of(kept=KeptStep(3, zeros, zeros + 1.0, zeros, None, zeros + 0.2))
     ours, _ = judged(monkeypatch, kl_beta=10.0)
     output, loss = ours.of(part)
     assert float(output["kl_loss"]) == pytest.approx(0.2**2 / (2 * 0.5**2))

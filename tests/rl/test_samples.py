@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_co
 
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.clips.rollout import Forward, Kept, MicroBatch, Rollout, RowDraws, Samples
+from cosmos_predict2.rl.clips.rollout import Forward, KeptStep, MicroBatch, Rollout, RowDraws, Samples
 from cosmos_predict2.rl.clips.scoring import Groups
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.rl.interfaces import Scores
@@ -52,7 +52,7 @@ def rollout(first: int, size: int = 3, num_tokens: int = 1) -> Rollout:
     clips = 10.0 * (places[:, 0] - 100) + places[:, 1]
     parts = [video(clips + 0.1 * i) for i in range(5)]
     conditions = (condition, replace(condition, crossattn_emb_B_S_E=-text))
-    kept = {k: Kept(k, parts[k], parts[k + 1], parts[k], parts[k], parts[k]) for k in (0, 2)}
+    kept = {k: KeptStep(k, parts[k], parts[k + 1], parts[k], parts[k], parts[k]) for k in (0, 2)}
     forwards = {1: Forward(parts[0], parts[1], clips, parts[2], parts[3])}
     samples = Samples(torch.arange(2 * size) // 2, places, parts[4], parts[0], None, LEVELS, kept, forwards)
     return Rollout(samples, conditions, video(numbers), condition, RowDraws(0, 0))

@@ -21,7 +21,7 @@ from cosmos_predict2.rl.episodes.episodes import LocalRollout, require_views
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.episodes.refinement import Refinement, open_recorded_phase
 from cosmos_predict2.rl.interfaces import PolicyDefaults
-from cosmos_predict2.rl.policies.cloning import Beginning, begin
+from cosmos_predict2.rl.policies.cloning import CloneStart, begin
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from cosmos_predict2.rl.policies.null import NullPolicy
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
@@ -79,7 +79,7 @@ def test_a_clone_of_two_views_plays_in_the_imagination_of_both(
     data = RecordedWindows(str(recordings), camera=BOTH, chunk=4)
     windows = data.windows
     assert data[0]["full_image"].shape == (2 * SIDE, SIDE, 3) and windows.views == VIEWS
-    start = Beginning(windows, tmp_path / "drawn", 0, 4, 2)
+    start = CloneStart(windows, tmp_path / "drawn", 0, 4, 2)
     start.folder.mkdir()
     policy = begin(kind, start, {}, "")
     items = [data[k] for k in range(2)]

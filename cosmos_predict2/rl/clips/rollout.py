@@ -34,7 +34,7 @@ from imaginaire.errors import ConfigError, DataError, TrainingError
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptStep:
     """One step of a rollout, with all that training needs of it."""
 
     k: int
@@ -85,7 +85,7 @@ class MicroBatch:
     noise_B_C_T_H_W: Tensor  # the start of the rollout
     advantage_B: Tensor
     window: tuple[int, ...] | None
-    kept: Kept | None = None
+    kept: KeptStep | None = None
     forward: Forward | None = None
     data: Data | None = None
     is_before_update: bool = True  # no step was taken since the rollout, so that ratios are 1
@@ -103,7 +103,7 @@ class Samples:
     final: Tensor
     window: tuple[int, ...] | None
     levels: list[float]  # noise levels sigma of the steps
-    kept: dict[int, Kept] = field(default_factory=dict)  # of ratio objectives, by step
+    kept: dict[int, KeptStep] = field(default_factory=dict)  # of ratio objectives, by step
     forwards: dict[int, Forward] = field(default_factory=dict)  # of forward-process objectives, by level
 
     def __len__(self) -> int:
@@ -254,7 +254,7 @@ def roll_out(
     keep: Collection[int],
     *,
     is_checked: bool = False,
-) -> tuple[Tensor, dict[int, Kept]]:
+) -> tuple[Tensor, dict[int, KeptStep]]:
     """Latents, and what the steps of ``keep`` are judged by. ``noise_of(k)`` is that of step k, of the start for -1.
 
     ``is_checked`` compares the deviation of each state with that of its level.
@@ -266,7 +266,7 @@ def roll_out(
         step = chain.step(k, x, x0, previous)
         x_next = step.draw(noise_of(k)) if chain.is_stochastic(k) else step.mean_B_C_T_H_W
         if k in keep:
-            kept[k] = Kept(k, x, x_next, step.mean_B_C_T_H_W, previous if chain.uses_previous else None)
+            kept[k] = KeptStep(k, x, x_next, step.mean_B_C_T_H_W, previous if chain.uses_previous else None)
         if is_checked:
             _check_deviation(chain, k, x_next, x0)
         x, previous = x_next, x0
@@ -288,7 +288,7 @@ def _check_deviation(chain: Chain, k: int, x_next: Tensor, x0: Tensor) -> None:
     )
 
 
-def judge(path: ChainPath, kept: Kept) -> Normal:
+def judge(path: ChainPath, kept: KeptStep) -> Normal:
     """The distribution of the kept step's next state under the present weights."""
     x0 = path.denoise(kept.x_B_C_T_H_W, path.chain.levels[kept.k])
     return path.chain.step(kept.k, kept.x_B_C_T_H_W, x0, kept.previous_x0_B_C_T_H_W)

@@ -20,7 +20,7 @@ from torch import Tensor
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation, VecEnv, completed
-from cosmos_predict2.rl.remote.connections import MOST_LOST, PATIENCE_S, Lost, Websocket
+from cosmos_predict2.rl.remote.connections import MOST_LOST, PATIENCE_S, ConnectionLost, Websocket
 from cosmos_predict2.rl.remote.wire import reading
 from imaginaire.buildable import made
 from imaginaire.config import lazy_config
@@ -177,7 +177,7 @@ class RemoteEnv(EnvDefaults):
             self._open_again()
         try:
             reply = _tensors(self.connection.asked({"call": call, **arguments}))
-        except Lost as error:
+        except ConnectionLost as error:
             self.close()
             self._played, self._lost, self.num_lost = set(), self._lost | self._played, self.num_lost + 1
             if self.num_lost >= MOST_LOST:

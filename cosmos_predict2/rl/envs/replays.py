@@ -26,7 +26,7 @@ from imaginaire.log import Progress
 BATCH = 32  # episodes that are imagined together
 
 
-class Unjudged(FrameRewardDefaults):
+class ZeroReward(FrameRewardDefaults):
     """Pictures are wanted, and nothing is paid."""
 
     def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement:
@@ -96,7 +96,7 @@ def replayed(
     if not len(pictures_E_H_W_C) == len(seeds) == size > 0 or not length:
         found = f"{len(pictures_E_H_W_C)} first pictures, {size} sequences of {length} actions and {len(seeds)} seeds"
         raise DataError(f"{found}: one of each is expected for every episode, of at least one action.")
-    given = (imagination, GivenStarts(pictures_E_H_W_C), Unjudged(), min(batch_size, size), length)
+    given = (imagination, GivenStarts(pictures_E_H_W_C), ZeroReward(), min(batch_size, size), length)
     sampling = replace(ONE_EVALUATION, num_steps=num_steps)
     env = WorldModelEnv(*given, sampling=sampling, clip_actions=False, keep_frames=True)  # in the recordings' units
     video_E_F_H_W_C = torch.empty(size, 1 + length, *pictures_E_H_W_C.shape[1:], dtype=torch.uint8)

@@ -363,7 +363,7 @@ def policy_figures(
     margin = 0.1 * (high - low) + 1e-6
     done = sampled.actions_M_E_A_D[sampled.executed_M_E_A].numpy()
     assert greedy.frames_E_F_H_W_C is not None
-    familiar = Familiar(episodes, learnt)
+    familiar = PictureDistances(episodes, learnt)
     wins, known = (best > idle) + 0.5 * (best == idle), numpy.array(of_successes)
     above = ((best[:, None] > known) + 0.5 * (best[:, None] == known)).mean(axis=1) if len(known) else []
     return {
@@ -388,7 +388,7 @@ def clone_figures(about: Mapping[str, Any]) -> Figures:
     return {"explained": Estimate(value, low, high, about.get("recordings", 0))}
 
 
-class Familiar:
+class PictureDistances:
     """Distances of pictures from all recordings, and how much they show: one in which things have faded may be near to
     recordings, too. 19 of 20 ends of held-out recordings lie within ``usual``, and show more than ``least``."""
 

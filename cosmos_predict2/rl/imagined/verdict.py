@@ -155,7 +155,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ImaginationVerdict:
     verdict: Verdict
     reasons: tuple[str, ...]
     next_step: str
@@ -184,7 +184,7 @@ def require_known(names: Collection[str]) -> None:
 
 def judge(
     figures: Mapping[str, Any], by_policy: Mapping[str, Mapping[str, Any]] | None = None, allowed: Collection[str] = ()
-) -> Judged:
+) -> ImaginationVerdict:
     """The verdict of figures by name, and of those of each policy. Figures that are ``allowed`` do not count, and those
     that are missing neither."""
     groups = [("", figures), *((by_policy or {}).items())]
@@ -215,7 +215,7 @@ def judge(
         if verdict == GO:
             verdict, next_step = "doubtful", WORLD
     warnings = tuple(text for _, group in groups for text in _warnings(group, allowed))
-    return Judged(verdict, tuple(reasons), next_step, lines, warnings)
+    return ImaginationVerdict(verdict, tuple(reasons), next_step, lines, warnings)
 
 
 def lines_of(policy: str, figures: Mapping[str, Any], allowed: Collection[str] = ()) -> Iterator[Line]:

@@ -44,7 +44,7 @@ class Cloneable(Protocol):
     """A policy, a module, that learns from demonstrations besides.
 
     Optional, both of its class: ``cloning``, in place of `DEFAULTS`, and ``to_clone``, which makes one of a
-    `Beginning` with the flags that it takes.
+    `CloneStart` with the flags that it takes.
     """
 
     cloning: ClassVar[Mapping[str, Any]]
@@ -169,7 +169,7 @@ class CloneWindows:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class CloneStart:
     """The purpose of a policy that is to be cloned; ``folder`` is an empty one, for weights that are drawn. No picture
     of recordings has been read."""
 
@@ -189,7 +189,7 @@ class Beginning:
 
 def begin(
     policy: str,
-    start: Beginning,
+    start: CloneStart,
     arguments: Mapping[str, Any],
     where: str,
     **draws: float | None,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.data.views import split
 from cosmos_predict2.rl.policies import files, network
-from cosmos_predict2.rl.policies.cloning import Beginning, CloneWindows, begin
+from cosmos_predict2.rl.policies.cloning import CloneStart, CloneWindows, begin
 from cosmos_predict2.rl.policies.files import RESULT
 from cosmos_predict2.rl.policies.null import Constant, by_errors, decision_errors
 from cosmos_predict2.world_model.config import PRECISIONS, EMAConfig
@@ -92,7 +92,7 @@ class CloningModel(ImaginaireModel):
         data = lazy_config.instantiate(config.data)
         windows: CloneWindows = data.windows
         self._folder = tempfile.TemporaryDirectory(prefix="clone")  # of drawn weights, and what is written beside them
-        start = Beginning(windows, Path(self._folder.name), config.seed, data.chunk, config.num_knots)
+        start = CloneStart(windows, Path(self._folder.name), config.seed, data.chunk, config.num_knots)
         own = {"base": config.base, "lora_rank": config.lora_rank, **dict(config.arguments)}
         given = {name: value for name, value in own.items() if value}
         try:

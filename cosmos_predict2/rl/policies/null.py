@@ -142,7 +142,7 @@ def _decided(policy: Policy, observation: Observation, generators: Generators) -
 
 
 @dataclass(frozen=True)
-class Beaten:
+class CloneVerdict:
     """The verdict on a clone beside policies that see nothing: is it better? None where too little is known."""
 
     is_better: bool | None
@@ -157,7 +157,7 @@ class Beaten:
             )
 
 
-def by_errors(error_N: Tensor, constant_N: Tensor, episode_N: Tensor) -> tuple[dict[str, float], Beaten]:
+def by_errors(error_N: Tensor, constant_N: Tensor, episode_N: Tensor) -> tuple[dict[str, float], CloneVerdict]:
     """Figures and verdict by held-out windows, of which those of an episode are not independent.
 
     ``explained`` is 1 for a clone that is never wrong, 0 for one that is as wrong as the mean action.
@@ -173,22 +173,24 @@ def by_errors(error_N: Tensor, constant_N: Tensor, episode_N: Tensor) -> tuple[d
     share = f"{found['explained']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
     of_what = f"of what differs between held-out actions ({num} recordings)"
     if num < 3:
-        return found, Beaten(
+        return found, CloneVerdict(
             None, f"Only {num} recordings are held out: too few to measure what the clone has learnt.", CURE
         )
     if found["low"] > 0:
-        return found, Beaten(
+        return found, CloneVerdict(
             True, f"The clone sees something: it explains {share} {of_what}; the mean action explains 0."
         )
-    return found, Beaten(False, f"The clone is no better than the mean action: it explains {share} {of_what}.", CURE)
+    return found, CloneVerdict(
+        False, f"The clone is no better than the mean action: it explains {share} {of_what}.", CURE
+    )
 
 
-def by_success(clone: Any, nulls: Mapping[str, Any]) -> Beaten:
+def by_success(clone: Any, nulls: Mapping[str, Any]) -> CloneVerdict:
     """The verdict by rates of success (``rate``, ``interval``) on the same starts, in a simulator or on the robot."""
     for name, null in nulls.items():
         gain = clone.rate - null.rate
         low = gain - math.hypot(clone.rate - clone.interval[0], null.interval[1] - null.rate)  # Newcombe's
         text = f"success {clone.as_text()}, of the null policy '{name}' {null.as_text()}"
         if not low > 0:
-            return Beaten(False, f"The clone is no better than a policy that sees nothing: {text}.", CURE)
-    return Beaten(True, f"The clone beats policies that see nothing: success {clone.as_text()}.")
+            return CloneVerdict(False, f"The clone is no better than a policy that sees nothing: {text}.", CURE)
+    return CloneVerdict(True, f"The clone beats policies that see nothing: success {clone.as_text()}.")

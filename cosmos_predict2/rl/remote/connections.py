@@ -17,7 +17,7 @@ PATIENCE_S = 60.0  # that a server may be away later, where nothing else is set
 MOST_LOST = 3  # requests in a row: the server answers greetings alone
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection is gone, or no reply came in time."""
 
 
@@ -51,7 +51,7 @@ class Connection(ABC):
             try:
                 with reading(f"The greeting of {self.name}"):
                     return self.open()
-            except Lost as error:
+            except ConnectionLost as error:
                 self.close()
                 if time.monotonic() >= until:
                     cure = f"Is its server up, and the port right? {self.waits}"
@@ -60,12 +60,12 @@ class Connection(ABC):
 
     @contextmanager
     def _losses(self) -> Iterator[None]:
-        """Inside, faults of the socket are `Lost`."""
+        """Inside, faults of the socket are `ConnectionLost`."""
         try:
             yield
         except self.faults as error:
             is_late = isinstance(error, TimeoutError) or type(error).__name__ == "Again"  # ZeroMQ's
-            raise Lost("no answer in time" if is_late else str(error)) from error
+            raise ConnectionLost("no answer in time" if is_late else str(error)) from error
 
     def close(self) -> None:
         if self.socket is not None:

@@ -122,7 +122,7 @@ def _answer(status: int, body: bytes, headers: Any) -> Answer:
 
 
 @dataclass(frozen=True)
-class _Asked(Ticket):
+class _PostedRequest(Ticket):
     """A request that was posted: its body, for as long as it may have to be posted again."""
 
     body: bytes
@@ -215,7 +215,7 @@ class RemoteReward(RewardDefaults):
             )
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
-        if not isinstance(ticket, _Asked):
+        if not isinstance(ticket, _PostedRequest):
             raise ConfigError("fetch takes the ticket that submit gave, which a reward around this one hands on.")
         try:
             return self._scores(ticket, time.monotonic() + deadline)
@@ -223,18 +223,18 @@ class RemoteReward(RewardDefaults):
             log.warning("the reward %s of %d clips is invalid: %s", self.reward, ticket.size, error)
             return Scores(torch.zeros(ticket.size), torch.zeros(ticket.size, dtype=torch.bool))
 
-    def _post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _Asked:
+    def _post(self, clips: Clips, context: Mapping[str, Any], request_id: str, deadline: float) -> _PostedRequest:
         """A request for scores, on its way."""
         sent = {name: value for name, value in context.items() if name in self.context}
         options: dict[str, Any] = dict(media=self.media, context=sent, latent_dtype=self.latent_dtype)
         body = with_request_id(wire.encode(clips, {self.reward: 1.0}, **options), request_id)
-        asked = _Asked(request_id, body, len(clips.prompts), Future())
+        asked = _PostedRequest(request_id, body, len(clips.prompts), Future())
         given = asked, time.monotonic() + deadline
         # a daemon: the end of a run doesn't wait for a service that is gone
         threading.Thread(target=self._send, args=given, daemon=True, name="reward request").start()
         return asked
 
-    def _send(self, asked: _Asked, ends: float) -> None:
+    def _send(self, asked: _PostedRequest, ends: float) -> None:
         with self._turns:
             try:
                 asked.number.set_result(self._enqueue(asked.body, ends))
@@ -284,7 +284,7 @@ class RemoteReward(RewardDefaults):
             time.sleep(max(0.0, min(wait, ends - time.monotonic())))
         raise NoAnswer(f"nothing final before the deadline, after {failures} tries; the last: {last}")
 
-    def _scores(self, asked: _Asked, ends: float) -> Scores:
+    def _scores(self, asked: _PostedRequest, ends: float) -> Scores:
         try:
             number, headers = asked.number.result(timeout=max(0.0, ends - time.monotonic()))
         except Late:

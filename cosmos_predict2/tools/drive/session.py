@@ -37,13 +37,13 @@ from cosmos_predict2.rl.envs.first_frames import (
     whole_pictures,
 )
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
-from cosmos_predict2.rl.envs.replays import Unjudged, recorded_actions, with_actions_of
+from cosmos_predict2.rl.envs.replays import ZeroReward, recorded_actions, with_actions_of
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.streamed import StreamedEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import lost
 from cosmos_predict2.rl.episodes.recording import CAMERA
-from cosmos_predict2.rl.imagined.check import Familiar, chosen, read_episodes, read_reward
+from cosmos_predict2.rl.imagined.check import PictureDistances, chosen, read_episodes, read_reward
 from cosmos_predict2.rl.imagined.watch import HELD_OUT, LEARNT
 from cosmos_predict2.rl.interfaces import VecEnv
 from cosmos_predict2.rl.policies.files import find_policy
@@ -98,7 +98,7 @@ class Drive:
     execute: int | None = None  # actions of each of its decisions
     simulator: VecEnv | None = None  # gets the same actions
     fit: Fit | None = None  # of its pictures
-    familiar: Familiar | None = None  # measures how far pictures are from recorded ones
+    familiar: PictureDistances | None = None  # measures how far pictures are from recorded ones
     has_reward: bool = False
     actions: int = 4  # of one look at the keys
     first_action: Callable[[int], Tensor] | None = None  # of a start; null: doing nothing
@@ -247,12 +247,12 @@ class FirstPictures(StartsDefaults):
         """The names of an action's numbers; none where the data set has not one for each."""
         return self.source.action_contract(self.source.action_parts()).names
 
-    def familiar(self, chunk: int) -> Familiar | None:
+    def familiar(self, chunk: int) -> PictureDistances | None:
         """Distances from these recordings; None of fewer than five."""
         first, outcomes = len(self.numbers) * LEARNT // (LEARNT + HELD_OUT), [False] * len(self)
         parts = (self.numbers[first:], self.numbers[:first]) if len(self) > 4 else ()
         read = [read_episodes(self.source, self.camera, part, outcomes, chunk, self.fit) for part in parts]
-        return Familiar(*read) if read else None
+        return PictureDistances(*read) if read else None
 
 
 @contextmanager
@@ -271,7 +271,7 @@ def drive_of(args: argparse.Namespace, imagination: Imagination, size: tuple[int
     recorded, dim, simulator = None if starts is None else starts.recorded, imagination.transform.dim, None
     policy: Any
     policy, card = find_policy(args.policy) if args.policy else (None, None)
-    reward: Any = read_reward(args.reward) if args.reward else Unjudged()
+    reward: Any = read_reward(args.reward) if args.reward else ZeroReward()
     for part in (policy, reward):
         if part is not None:
             part.to(imagination.world.device)

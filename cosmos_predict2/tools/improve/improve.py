@@ -24,7 +24,7 @@ from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.episodes.episodes import require_known_sentences, require_views
 from cosmos_predict2.rl.episodes.recording import CAMERA, require_columns
-from cosmos_predict2.rl.policies.cloning import Beginning, begin, cloneable
+from cosmos_predict2.rl.policies.cloning import CloneStart, begin, cloneable
 from cosmos_predict2.rl.policies.cloning_model import CloningConfig
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
@@ -108,7 +108,7 @@ def require_policy(policy: str, options: Options) -> None:
         state=options.state,
     )
     with tempfile.TemporaryDirectory() as folder:
-        start = Beginning(data.windows, Path(folder), options.seed, CHUNK, CHUNK)
+        start = CloneStart(data.windows, Path(folder), options.seed, CHUNK, CHUNK)
         begin(policy, start, {}, f"--policy {policy}: ", **CloningConfig().draws)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.nn.state_head import StateHead
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
-from cosmos_predict2.rl.envs.replays import Unjudged
+from cosmos_predict2.rl.envs.replays import ZeroReward
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.streamed import StreamedEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
@@ -75,7 +75,7 @@ def test_the_robots_state_follows_a_stream(imagination: Imagination, monkeypatch
     found = []
     for kind, pieces in ((WorldModelEnv, [12]), (StreamedEnv, [4, 8]), (StreamedEnv, [12])):
         starts = GivenStarts(pictures, states_E_S=states)
-        env: Any = kind(imagination, starts, Unjudged(), 2, 24, hand_over="float")
+        env: Any = kind(imagination, starts, ZeroReward(), 2, 24, hand_over="float")
         begin(env)
         at = 0
         for count in pieces:

@@ -24,7 +24,7 @@ from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
 from cosmos_predict2.rl.rewards.service.server import create_app
 from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
 from cosmos_predict2.text import qwen_vl
-from cosmos_predict2.text.qwen_vl import Asked, Patches, patches_of, size_within
+from cosmos_predict2.text.qwen_vl import Patches, VideoQuestion, patches_of, size_within
 from imaginaire.config import instantiate
 from imaginaire.config.compose import compose
 from imaginaire.errors import CheckpointError, ConfigError
@@ -85,7 +85,7 @@ def test_video_align_scores_as_its_network_with_live_adapters_does(released: tup
         patches = patches_of(video[row][:, [0, 11, 21, 32]].permute(1, 0, 2, 3), 100_352, 200_704)
         text = qwen_vl.conversation(video_align.SYSTEM, video_align.INSTRUCTION.replace(video_align.TEXT, prompt))
         token_id = network.config.video_token_id
-        asked = qwen_vl.asked_of(judge.tokenizer, text, patches, token_id)
+        asked = qwen_vl.question_of(judge.tokenizer, text, patches, token_id)
         given = qwen_vl.model_input([asked], token_id, network)
         places = torch.arange(given["input_ids"].shape[1]).expand(3, 1, -1)
         with torch.no_grad():
@@ -230,7 +230,7 @@ def test_the_newest_checkpoint_is_that_of_the_largest_number(tmp_path: Path) -> 
 
 
 def test_questions_pass_together_where_length_grid_and_pace_agree() -> None:
-    one = Asked([1, 2], Patches(torch.zeros(4, 3), (1, 2, 2)), 0.5)
+    one = VideoQuestion([1, 2], Patches(torch.zeros(4, 3), (1, 2, 2)), 0.5)
     others = [
         replace(one, ids=[1, 2, 3]),
         replace(one, patches=Patches(torch.zeros(4, 3), (1, 4, 1))),
@@ -266,7 +266,7 @@ def test_a_question_is_asked_as_the_network_takes_it() -> None:
     assert qwen_vl.plain("a <|video_pad|>") == "a < |video_pad|>"
     patches = patches_of(torch.zeros(4, 3, 28, 56, dtype=torch.uint8), 0, 10**9)
     tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 7, 2])
-    asked = [qwen_vl.asked_of(tokenizer, "", patches, 7, seconds) for seconds in (0.5, 0.25)]
+    asked = [qwen_vl.question_of(tokenizer, "", patches, 7, seconds) for seconds in (0.5, 0.25)]
     assert asked[0].ids == [1, 7, 7, 7, 7, 2]
     given = qwen_vl.model_input(asked, 7, SimpleNamespace(device="cpu", dtype=torch.float16))
     assert given["mm_token_type_ids"].tolist() == [[0, 2, 2, 2, 2, 0]] * 2  # 1 is a picture

@@ -281,7 +281,7 @@ def test_a_request_has_its_own_deadline_and_is_waited_for_until_the_rollouts(mon
         raise remote.Late
 
     for left in (7.0, -7.0):
-        asked = remote._Asked("id", b"", 1, SimpleNamespace(result=late))  # type: ignore[arg-type]
+        asked = remote._PostedRequest("id", b"", 1, SimpleNamespace(result=late))  # type: ignore[arg-type]
         with pytest.raises(NoAnswer, match="delivered"):
             far()._scores(asked, talk.now + left)
     assert waited == [7, 0]

@@ -97,7 +97,7 @@ def test_a_picture_of_robometer_has_the_least_pixels_alone_and_frames_of_a_video
     qwen3: tuple[Path, Any], robometer: tuple[Path, Any, Any]
 ) -> None:
     small = torch.zeros(3, 20, 32, 32, dtype=torch.uint8)
-    grids = [judge_of(name, place)._asked(small, 10.0, "a").patches.grid for name, place in
+    grids = [judge_of(name, place)._question(small, 10.0, "a").patches.grid for name, place in
              (("topreward", qwen3[0]), ("robometer", robometer[0]))]  # fmt: skip
     assert grids == [(2, 2, 2), (8, 4, 4)]
 

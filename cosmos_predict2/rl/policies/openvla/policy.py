@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.actions.statistics import usual_statistics
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
-from cosmos_predict2.rl.policies.cloning import Beginning
+from cosmos_predict2.rl.policies.cloning import CloneStart
 from cosmos_predict2.rl.policies.files import check_public, require_public, result_of
 from cosmos_predict2.rl.policies.network import add_adapters, correlated, merged_state
 from cosmos_predict2.rl.policies.openvla import inputs
@@ -167,7 +167,7 @@ class OpenVLAPolicy(nn.Module, PolicyDefaults):
     @classmethod
     def to_clone(
         cls,
-        start: Beginning,
+        start: CloneStart,
         base: str = "",
         keep_statistics: bool = False,
         lora_rank: int = 0,

@@ -19,7 +19,7 @@ from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.remote.layouts import LAYOUTS, Layout, layout_of, shown
 from cosmos_predict2.rl.remote import connections
-from cosmos_predict2.rl.remote.connections import MOST_LOST, PATIENCE_S, Connection, Lost, Websocket
+from cosmos_predict2.rl.remote.connections import MOST_LOST, PATIENCE_S, Connection, ConnectionLost, Websocket
 from cosmos_predict2.rl.remote.wire import LARGEST, TOKEN, Modality, pack, package, reading, unpack
 from imaginaire.errors import ConfigError
 
@@ -193,7 +193,7 @@ class RemotePolicy(PolicyDefaults):
                 actions = torch.from_numpy(numpy.array(found, dtype=numpy.float32))
                 if actions.ndim != 2 or not len(actions) or not actions.isfinite().all():
                     raise ValueError(f"its actions are {[*actions.shape]}, not [actions, numbers], or not finite")
-        except Lost as error:
+        except ConnectionLost as error:
             self.connection.close()
             self.is_open, self.num_lost = False, self.num_lost + 1
             if self.num_lost >= MOST_LOST:

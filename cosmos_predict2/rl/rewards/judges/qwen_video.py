@@ -12,7 +12,7 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import _video
 from cosmos_predict2.text import pretrained
-from cosmos_predict2.text.qwen_vl import Asked
+from cosmos_predict2.text.qwen_vl import VideoQuestion
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -59,15 +59,16 @@ def wording(key: str, path: str, own: str, parts: Sequence[str] = ()) -> str:
 
 def in_batches(
     clips: Clips,
-    asked: Callable[[Tensor, float, str], Asked],
-    judged: Callable[[Sequence[Asked]], Tensor],
+    question_of: Callable[[Tensor, float, str], VideoQuestion],
+    judged: Callable[[Sequence[VideoQuestion]], Tensor],
     clips_at_once: int,
 ) -> Tensor:
     """[B, N]: what ``judged`` gives for each clip; those whose questions have one form are judged together.
 
-    ``asked`` makes the question of a video [3, F, H, W], its frame rate and its prompt.
+    ``question_of`` makes the question of a video [3, F, H, W], its frame rate and its prompt.
     """
-    questions = [asked(video, clips.fps, prompt) for video, prompt in zip(_video(clips), clips.prompts, strict=True)]
+    pairs = zip(_video(clips), clips.prompts, strict=True)
+    questions = [question_of(video, clips.fps, prompt) for video, prompt in pairs]
     alike: dict[Any, list[int]] = {}
     for k, question in enumerate(questions):
         alike.setdefault(question.form(), []).append(k)

@@ -60,7 +60,7 @@ class Reason1Reward:
         self.yes, self.no = (self.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("Yes", "No"))
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Any]:
-        logits_B_2 = qwen_video.in_batches(clips, self._asked, self._logits, self.clips_at_once)
+        logits_B_2 = qwen_video.in_batches(clips, self._question, self._logits, self.clips_at_once)
         no_score_B = logits_B_2.softmax(dim=1)[:, 1]
         return {
             "value": no_score_B,
@@ -70,13 +70,13 @@ class Reason1Reward:
             "prediction": ["Bad" if yes > no else "Good" for yes, no in logits_B_2.tolist()],
         }
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_vl.Asked:
+    def _question(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_vl.VideoQuestion:
         patches, seconds = patches_and_pace(video_C_F_H_W, fps)
         text = qwen_vl.conversation(self.system, qwen_vl.plain(prompt if self.asks_caption else self.question))
-        return qwen_vl.asked_of(self.tokenizer, text, patches, self.model.config.video_token_id, seconds)
+        return qwen_vl.question_of(self.tokenizer, text, patches, self.model.config.video_token_id, seconds)
 
     @torch.no_grad()
-    def _logits(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
+    def _logits(self, batch: Sequence[qwen_vl.VideoQuestion]) -> Tensor:
         """[B, 2]: the logits of Yes and No as the first word of the answer."""
         given = qwen_vl.model_input(batch, self.model.config.video_token_id, self.model)
         pace_B = torch.tensor([one.seconds for one in batch], device=self.device)

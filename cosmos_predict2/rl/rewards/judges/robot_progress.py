@@ -56,18 +56,18 @@ class TOPReward:
         self.model = qwen_video.loaded(lambda: make(config), source, model_path, place, tied)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        log_B = qwen_video.in_batches(clips, self._asked, self._judged, self.clips_at_once)[:, 0]
+        log_B = qwen_video.in_batches(clips, self._question, self._judged, self.clips_at_once)[:, 0]
         return {"value": log_B, "probability": log_B.exp()}
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, task: str) -> qwen_vl.Asked:
+    def _question(self, video_C_F_H_W: Tensor, fps: float, task: str) -> qwen_vl.VideoQuestion:
         pairs = max(1, min(self.max_frames, round(video_C_F_H_W.shape[1] / fps * 2)) // 2)
         frames = _evenly(video_C_F_H_W, 2 * pairs)
         pictures = "".join(f"<{k + 0.25:.1f} seconds>{PICTURE}" for k in range(pairs))
         text = f"<|im_start|>user\n{pictures}{self.prompt.replace(TASK, qwen_vl.plain(task))}"
-        return _asked_of(self.tokenizer, text, frames, self.model, together=len(frames))
+        return _question_of(self.tokenizer, text, frames, self.model, together=len(frames))
 
     @torch.no_grad()
-    def _judged(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
+    def _judged(self, batch: Sequence[qwen_vl.VideoQuestion]) -> Tensor:
         given = qwen_vl.model_input(batch, self.model.config.video_token_id, self.model)
         logits_B_V = self.model(**given, logits_to_keep=2, use_cache=False).logits[:, -2].float()
         return logits_B_V.log_softmax(dim=1).gather(1, given["input_ids"][:, -1:]).cpu()
@@ -114,18 +114,18 @@ class Robometer:
         self.model = qwen_video.loaded(lambda: _Robometer(config, bins), source, model_path, place)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        progress_B, success_B = qwen_video.in_batches(clips, self._asked, self._judged, self.clips_at_once).unbind(1)
+        progress_B, success_B = qwen_video.in_batches(clips, self._question, self._judged, self.clips_at_once).unbind(1)
         return {"value": progress_B, "progress": progress_B, "success": success_B}
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, task: str) -> qwen_vl.Asked:
+    def _question(self, video_C_F_H_W: Tensor, fps: float, task: str) -> qwen_vl.VideoQuestion:
         frames = _evenly(video_C_F_H_W, min(self.max_frames, video_C_F_H_W.shape[1]))
         pictures = "".join(f"Picture {k}: {PICTURE}{SPECIAL[-1]}" for k in range(1, len(frames) + 1))
         text = f"<|im_start|>user\n{self.prompt.replace(TASK, qwen_vl.plain(task))}{pictures}<|im_end|>\n"
         # A picture is a video of one frame, twice there.
-        return _asked_of(self.tokenizer, text, frames.repeat_interleave(2, dim=0), self.model.model, together=1)
+        return _question_of(self.tokenizer, text, frames.repeat_interleave(2, dim=0), self.model.model, together=1)
 
     @torch.no_grad()
-    def _judged(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
+    def _judged(self, batch: Sequence[qwen_vl.VideoQuestion]) -> Tensor:
         """[B, 2]: progress and success at the last frame."""
         network = self.model.model
         given = qwen_vl.model_input(batch, network.config.video_token_id, network)
@@ -168,7 +168,9 @@ def _evenly(video_C_F_H_W: Tensor, count: int) -> Tensor:
     return video_C_F_H_W[:, chosen].permute(1, 0, 2, 3)
 
 
-def _asked_of(tokenizer: Any, text: str, frames_F_C_H_W: Tensor, model: Any, *, together: int) -> qwen_vl.Asked:
+def _question_of(
+    tokenizer: Any, text: str, frames_F_C_H_W: Tensor, model: Any, *, together: int
+) -> qwen_vl.VideoQuestion:
     sizes = [max(1, total // together) for total in (LEAST, MOST)]
     patches = qwen_vl.patches_of(frames_F_C_H_W, sizes[0], sizes[1], PATCH, HALF, HALF)
-    return qwen_vl.asked_of(tokenizer, text, patches, model.config.video_token_id)
+    return qwen_vl.question_of(tokenizer, text, patches, model.config.video_token_id)

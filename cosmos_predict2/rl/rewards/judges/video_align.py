@@ -77,21 +77,21 @@ class VideoAlign:
         self.network = _network(weight_files.below(model_path, checkpoint), config, self.settings, place)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        scores_B_3 = qwen_video.in_batches(clips, self._asked, self._scores, self.clips_at_once)
+        scores_B_3 = qwen_video.in_batches(clips, self._question, self._scores, self.clips_at_once)
         parts = {f"{name.lower()}_reward": scores_B_3[:, i] for i, name in enumerate(NAMES)}
         overall_B = scores_B_3.sum(dim=1)
         return {"value": overall_B, **parts, "overall_reward": overall_B}
 
-    def _asked(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_vl.Asked:
+    def _question(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> qwen_vl.VideoQuestion:
         data = self.settings["data_config"]
         chosen = evenly_spaced(video_C_F_H_W.shape[1], fps, float(data["fps"]))
         frames_F_C_H_W = video_C_F_H_W[:, chosen].permute(1, 0, 2, 3)
         patches = qwen_vl.patches_of(frames_F_C_H_W, MIN_PIXELS, int(data["max_frame_pixels"]))
         text = qwen_vl.conversation(SYSTEM, self.instruction.replace(TEXT, qwen_vl.plain(prompt)))
-        return qwen_vl.asked_of(self.tokenizer, text, patches, self.network.model.config.video_token_id)
+        return qwen_vl.question_of(self.tokenizer, text, patches, self.network.model.config.video_token_id)
 
     @torch.no_grad()
-    def _scores(self, batch: Sequence[qwen_vl.Asked]) -> Tensor:
+    def _scores(self, batch: Sequence[qwen_vl.VideoQuestion]) -> Tensor:
         """[B, 3]: the scores, as deviations from the mean of the training set."""
         model = self.network.model
         given = qwen_vl.model_input(batch, model.config.video_token_id, model)

@@ -24,7 +24,7 @@ LABEL_KEYS = ("label_info", "lable_info")  # both spellings are published
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedEpisode:
     """An episode in the task's description: its opening scene, and actions by frame."""
 
     scene: str
@@ -61,7 +61,7 @@ def write_captions(source: AgibotSource) -> list[str]:
     return faults
 
 
-def read_task_info(path: Path) -> dict[str, Described]:
+def read_task_info(path: Path) -> dict[str, DescribedEpisode]:
     """The episodes of a task's description by their number; another layout is an error with the keys found."""
     try:
         content = foreign_json.load(path)
@@ -72,7 +72,7 @@ def read_task_info(path: Path) -> dict[str, Described]:
     return dict(_described(entry, f"{path}: entry {i}") for i, entry in enumerate(content))
 
 
-def _described(entry: Any, where: str) -> tuple[str, Described]:
+def _described(entry: Any, where: str) -> tuple[str, DescribedEpisode]:
     label = next((key for key in LABEL_KEYS if isinstance(entry, dict) and key in entry), "label_info")
     values = _values(entry, ("episode_id", "init_scene_text", label), where)
     (actions,) = _values(values[2], ("action_config",), f"{where}: {label}")
@@ -85,7 +85,7 @@ def _described(entry: Any, where: str) -> tuple[str, Described]:
         if not (isinstance(start, int) and isinstance(end, int)):
             raise DataError(f"{place}: start_frame {start!r} and end_frame {end!r} are not frame numbers.")
         found.append((start, end, str(text or "")))
-    return str(values[0]), Described(str(values[1] or ""), tuple(found))
+    return str(values[0]), DescribedEpisode(str(values[1] or ""), tuple(found))
 
 
 def _values(entry: Any, keys: tuple[str, ...], where: str) -> list[Any]:
@@ -98,7 +98,7 @@ def _values(entry: Any, keys: tuple[str, ...], where: str) -> list[Any]:
 
 
 def _write_one(
-    folder: Path, clip: WindowName, sheet: Mapping[str, str], described: Callable[[str], Mapping[str, Described]]
+    folder: Path, clip: WindowName, sheet: Mapping[str, str], described: Callable[[str], Mapping[str, DescribedEpisode]]
 ) -> bool:
     """True if the window has a caption now; ``described`` gives the episodes of a task."""
     path = folder / f"{clip.stem}.txt"
@@ -111,7 +111,7 @@ def _write_one(
     return bool(text)
 
 
-def _of_task(source: AgibotSource, faults: list[str], task: str) -> dict[str, Described]:
+def _of_task(source: AgibotSource, faults: list[str], task: str) -> dict[str, DescribedEpisode]:
     path = source.task_info(task)
     if not path.is_file():
         log.warning("%s does not exist: windows get captions from %s only", path, _list_path(source))
