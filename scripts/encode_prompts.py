@@ -4,13 +4,17 @@
 import argparse
 import logging
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cosmos_predict2.data.video.media import check_writable
 from cosmos_predict2.interfaces import TextEncoder
-from cosmos_predict2.released import DEFAULT_NEGATIVE_PROMPT, get_reason1_encoder_dir, get_t5_model_dir
+from cosmos_predict2.released import DEFAULT_NEGATIVE_PROMPT
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
+from cosmos_predict2.text.trained_text import RELEASED
 from imaginaire import command_line, storage
+from imaginaire.buildable import made, resolve, takes
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -36,14 +40,15 @@ add("--prompt", action="append", default=[], help="a prompt; may be given severa
 add("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
 add("--negative_prompt", help="what the video should not be (default: the released models' text; bytes: empty)")
 add("--no_negative_prompt", action="store_true", help="write no negative prompt")
-add("--text_encoder", choices=("t5", "reason1", "bytes"), default="t5", help="which encoder (default: t5)")
+encoders = "t5, reason1, bytes, umt5 (Wan2.1: with --encoder_path), or yours by name or module:Class (default: t5)"
+add("--text_encoder", default="t5", metavar="NAME", help=encoders)
 add("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the released one's")
 add("--checkpoint_dir", metavar="DIR", help="where the released weights lie (default: checkpoints)")
 add("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
 of_dtype = "in which the encoder computes and the file keeps (default: as in the checkpoint; float32 in the file)"
 add("--dtype", choices=("float32", "bfloat16", "int8"), help=f"{of_dtype}; int8: linear layers in 8 bits")
-add("--num_tokens", type=int, help="tokens of each prompt (default: 512; bytes: 64)")
-add("--text_width", type=int, help="of the bytes encoder (default: 64)")
+add("--num_tokens", type=int, help="tokens of each prompt (default: the encoder's, 512; bytes: 64)")
+add("--text_width", type=int, help="of an encoder without weights (default: the encoder's; bytes: 64)")
 add("--out", required=True, metavar="FILE", help="the .safetensors file to write")
 
 
@@ -61,36 +66,35 @@ def prompts_of(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def encoder_of(args: argparse.Namespace, path: str, *, num_tokens: int, width: int, **options: Any) -> TextEncoder:
-    """The encoder that the flags name; ``path`` is that of its weights, ``width`` of the one that has none."""
-    from cosmos_predict2.world_model.assembly import check_device
-
-    check_device(args.device)
-    num_tokens = num_tokens if args.num_tokens is None else args.num_tokens
-    if args.text_encoder == "bytes":
-        from cosmos_predict2.text.bytes_encoder import BytesEncoder
-
-        return BytesEncoder(num_tokens, width if args.text_width is None else args.text_width, device=args.device)
-    if args.text_width is not None:
-        raise ConfigError(f"--text_width is of --text_encoder bytes; {args.text_encoder} has that of its weights.")
-    options |= dict(max_length=num_tokens, dtype=args.dtype, device=args.device)
-    if args.text_encoder == "t5":
-        from cosmos_predict2.text.t5 import T5Encoder
-
-        return T5Encoder(path, **options)
-    from cosmos_predict2.text.reason1 import Reason1Encoder
-
-    return Reason1Encoder(path, **options)
+def encoder_call(args: argparse.Namespace, encoder_path: str | None = None, **offered: Any) -> Callable[[], Any]:
+    """A call that makes the encoder of the flags. A flag that means nothing to it is an error at once; of what is
+    ``offered`` it gets what it takes."""
+    make: Any = resolve(args.text_encoder, "encoder")
+    taken, _ = takes(make)
+    tokens = "num_tokens" if "num_tokens" in taken else "max_length"
+    flags = {
+        "--encoder_path": ("path", encoder_path),
+        "--num_tokens": (tokens, args.num_tokens),
+        "--text_width": ("width", args.text_width),
+    }
+    for flag, (name, value) in flags.items():
+        if value is not None and name not in taken:
+            raise ConfigError(f"{flag} has no meaning for --text_encoder {args.text_encoder}: leave it out.")
+    given = {name: value for name, value in flags.values() if value is not None}
+    offered |= dict(dtype=args.dtype, device=args.device)
+    offered = {name: value for name, value in offered.items() if value is not None}
+    return partial(made, make, given, f"--text_encoder {args.text_encoder}: ", **offered)
 
 
 def make_encoder(args: argparse.Namespace) -> TextEncoder:
     """The encoder that the flags name, on its device."""
-    if args.text_encoder == "bytes":
-        if args.encoder_path is not None:
-            raise ConfigError("--encoder_path has no meaning for --text_encoder bytes, which has no weights.")
-        return encoder_of(args, "", num_tokens=64, width=64)
-    released = get_t5_model_dir if args.text_encoder == "t5" else get_reason1_encoder_dir
-    return encoder_of(args, args.encoder_path or released(root=args.checkpoint_dir), num_tokens=512, width=0)
+    from cosmos_predict2.world_model.assembly import check_device
+
+    check_device(args.device)
+    usual = dict(num_tokens=64, width=64) if args.text_encoder == "bytes" else {}  # the tiny models'
+    folder = RELEASED.get(args.text_encoder)
+    released = None if folder is None else folder(root=args.checkpoint_dir)
+    return encoder_call(args, args.encoder_path, path=released, **usual)()
 
 
 def run(args: argparse.Namespace) -> None:

@@ -12,18 +12,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 
 from cosmos_predict2.data.dataset_forms import split_folders
 from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.released import get_t5_model_dir
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import FORMS
+from cosmos_predict2.text.trained_text import ENCODERS, RELEASED
 from cosmos_predict2.tools.prepare import caption_embeddings
 from cosmos_predict2.tools.prepare.caption_embeddings import Captions, captions_of_metas
 from imaginaire import command_line
-from imaginaire.errors import CheckpointError, ConfigError, DataError
-from scripts.encode_prompts import encoder_of
+from imaginaire.errors import CheckpointError, DataError
+from scripts.encode_prompts import encoder_call
 
 log = logging.getLogger(__name__)
-
-MAX_LENGTH = 512
-BYTES_WIDTH = 1024  # as wide as T5-11B's, so that the folders look alike
 
 EPILOG = """\
 Equal captions are encoded once. What is there already is kept, unless its caption has changed since; a run that was
@@ -44,12 +43,12 @@ OLDER = {"--dataset_path": "--data", "--width": "--text_width", "--max_length": 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that all scripts of embeddings share."""
     add = parser.add_argument
-    num_tokens = f"of a caption at most (default: {MAX_LENGTH})"
+    num_tokens = "of a caption at most (default: the encoder's, 512)"
     add("--num_tokens", type=command_line.at_least(1), metavar="N", help=num_tokens)
-    add("--cache_dir", default="checkpoints/google-t5/t5-11b", metavar="DIR", help="the folder with T5's weights")
-    encoders = "t5: of released models; bytes: needs no weights, for tiny ones; none: captions alone (Predict2.5)"
-    add("--text_encoder", choices=("t5", "bytes", "none"), default="t5", help=encoders)
-    width = f"numbers per token of the bytes encoder (default: {BYTES_WIDTH})"
+    add("--cache_dir", metavar="DIR", help="the folder with the weights (default: checkpoints/google-t5/t5-11b of t5)")
+    encoders = "t5: of released models; bytes: needs no weights, for tiny ones; none: captions alone (Predict2.5); or"
+    add("--text_encoder", default="t5", metavar="NAME", help=f"{encoders} one of your own, by its name or module:Class")
+    width = "numbers per token of an encoder without weights (default: the encoder's, 1024)"
     add("--text_width", type=command_line.at_least(1), metavar="N", help=width)
     add("--form", choices=tuple(FORMS), default="pickle", help="of the files that are written; all are read")
     add("--batch_size", type=command_line.at_least(1), default=8, metavar="N", help="captions at a time")
@@ -71,8 +70,8 @@ def run_with(
     """Find the captions, write the ``metas/`` that are not there, encode; the exit code. ``make`` gives the encoder."""
     make = make or functools.partial(make_encoder, args)
     dataset = Path(args.data)
-    if args.text_width is not None and args.text_encoder != "bytes":
-        raise ConfigError("--text_width is for --text_encoder bytes; T5 has the width of its weights.")
+    if args.text_encoder != "none":
+        encoder_call(args)
     try:
         captions = find(dataset)
     except DataError as error:
@@ -87,7 +86,8 @@ def run_with(
         caption_embeddings.write_metas(dataset, captions, camera)
     if args.text_encoder == "none":
         return captions.report("captions")
-    options = command_line.options_of(embed_captions, args, kind=args.text_encoder)
+    kind = args.text_encoder if args.text_encoder in ENCODERS else None
+    options = command_line.options_of(embed_captions, args, kind=kind)
     encoder = make() if args.text_encoder == "bytes" else make
     counts = caption_embeddings.embed_dataset(dataset, captions, encoder, camera=camera, **options)
     if args.dry_run and counts.written:
@@ -101,7 +101,7 @@ def check_weights(args: argparse.Namespace) -> None:
         return
     from cosmos_predict2.text.t5 import T5Encoder
 
-    if problems := T5Encoder.problems(args.cache_dir):
+    if problems := T5Encoder.problems(args.cache_dir or get_t5_model_dir()):
         other = "--text_encoder bytes, which needs no weights: for tiny models and trials, not for released models"
         raise CheckpointError(f"--cache_dir: {problems[0]} Or add {other}.")
 
@@ -112,8 +112,8 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
 
     args = argparse.Namespace(**vars(args) | {"device": device_of(args.device)})
     check_weights(args)
-    options = {"batch_size": args.batch_size} if args.text_encoder == "t5" else {}
-    return encoder_of(args, args.cache_dir, num_tokens=MAX_LENGTH, width=BYTES_WIDTH, **options)
+    released = RELEASED.get(args.text_encoder, lambda: None)
+    return encoder_call(args, path=args.cache_dir or released(), batch_size=args.batch_size)()
 
 
 parser = command_line.parser("scripts.get_t5_embeddings", __doc__, EPILOG + _EXAMPLES, OLDER)

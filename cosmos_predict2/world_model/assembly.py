@@ -23,13 +23,10 @@ from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS, clean_name
 from cosmos_predict2.nn.blocks import check_attention, choose_attention
 from cosmos_predict2.nn.dit import COUNTERS, DiT
 from cosmos_predict2.nn.layers import HasBuffers, Start, starts
-from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
-from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.tiny_reason1 import TINY
-from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, EncoderName, TrainedText, parse_name
+from cosmos_predict2.text.trained_text import ENCODERS, NO_TEXT, RELEASED, EncoderName, TrainedText, parse_name
 from imaginaire import random, storage
-from imaginaire.buildable import arguments_of, target_of
+from imaginaire.buildable import arguments_of, resolve, takes, target_of
 from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall
@@ -214,7 +211,7 @@ def follow_text(config: Any, text: TrainedText, whose: str, recorded: Mapping[st
     name = parse_name(text.encoder)
     if config.text_encoder is None or name.kind in ("", NO_TEXT):
         return
-    if name.kind not in KINDS:
+    if name.kind not in ENCODERS:
         config.text_encoder = None  # encoding a prompt is an error that names the encoder
     elif isinstance(config.text_encoder, Mapping):
         config.text_encoder = _encoder_node(config.text_encoder, name, text, recorded or {})
@@ -223,7 +220,7 @@ def follow_text(config: Any, text: TrainedText, whose: str, recorded: Mapping[st
 def _encoder_node(node: Any, name: EncoderName, text: TrainedText, recorded: Mapping[str, Any]) -> Any:
     """The lazy node of the encoder, with the arguments that the config has for one of its class, and more than these
     those of training; its folder is that of training where it is here, whose content the encoder's name is held to."""
-    cls = KINDS[name.kind]
+    cls = resolve(name.kind, "encoder")
     known = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
     if target_of(node) is not cls:
         known = {}
@@ -232,11 +229,12 @@ def _encoder_node(node: Any, name: EncoderName, text: TrainedText, recorded: Map
         path = str(trained.get("path", ""))
         is_here = path == TINY or storage.is_folder(path)
         known |= {key: value for key, value in trained.items() if key != "device" and (is_here or key != "path")}
-    if cls is BytesEncoder:
-        return LazyCall(cls)(**{**known, "num_tokens": text.encoder_tokens, "width": text.width})
-    known.setdefault("path", get_t5_model_dir() if cls is T5Encoder else get_reason1_encoder_dir())
-    known["max_length"] = text.encoder_tokens
-    if name.dtype and not known.get("dtype"):
+    sizes = {"num_tokens": text.encoder_tokens, "max_length": text.encoder_tokens, "width": text.width}
+    taken, _ = takes(cls)
+    known |= {key: value for key, value in sizes.items() if key in taken}
+    if name.kind in RELEASED:
+        known.setdefault("path", RELEASED[name.kind]())
+    if "dtype" in taken and name.dtype and not known.get("dtype"):
         known["dtype"] = name.dtype
     return LazyCall(cls)(**known)
 

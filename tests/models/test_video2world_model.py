@@ -27,15 +27,17 @@ from cosmos_predict2.nn.layers import Start
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder, Strategy, combine
 from cosmos_predict2.text.tiny_reason1 import TINY, write_tiny_reason1
+from cosmos_predict2.text.trained_text import ENCODERS, TrainedText
 from cosmos_predict2.world_model.assembly import follow_text
 from cosmos_predict2.world_model.config import EMAConfig, FlowConfig
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import instantiate
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from tests.findings import checked_model
 from tests.models.parts import make_batch, make_model, part
-from tests.text.folders import reason1_folder
+from tests.text.folders import Letters, reason1_folder
 
 
 def test_gradient_reaches_every_parameter() -> None:
@@ -391,6 +393,13 @@ def test_a_run_of_the_tiny_twin_is_followed_at_inference() -> None:
     recorded = {**node, "_target_": "cosmos_predict2.text.reason1.Reason1Encoder"}  # as a config.yaml has it
     follow_text(config, made, "a run", recorded)
     assert (config.text_encoder["path"], config.text_encoder["max_length"]) == (TINY, 160)
+
+
+def test_an_encoder_of_ones_own_is_followed_at_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODERS, "letters", Letters)
+    config = SimpleNamespace(text_encoder=L(BytesEncoder)(num_tokens=64, width=64))
+    follow_text(config, TrainedText("letters-v1-3x4", encoder_tokens=3, num_tokens=2, width=4), "a run")
+    assert instantiate(config.text_encoder).name == "letters-v1-3x4"
 
 
 @pytest.mark.parametrize("captions", [None, "push", ["push"]])

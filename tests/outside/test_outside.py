@@ -28,6 +28,16 @@ def run(program, *words):
         assert not exit.code, (program, exit.code)
 
 """
+ENCODER = """
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from imaginaire.buildable import buildable
+
+@buildable("encoder", "mine")
+class Mine(BytesEncoder):
+    def __init__(self, num_tokens=8, width=4):
+        super().__init__(num_tokens, width)
+        self.name = f"mine-v1-{num_tokens}x{width}"
+"""
 SHORT_RL = (
     "trainer.max_iter=1 checkpoint.save_iter=1 scheduler.warm_up_steps=[0] scheduler.cycle_lengths=[8]"
     " trainer.run_validation=false trainer.callbacks.draw_samples=null trainer.callbacks.quality_alarm=null"
@@ -73,14 +83,18 @@ def test_what_is_added_is_trained_and_read_again_by_every_program(tmp_path: Path
         if found := re.match(r"# needs its place: (my_project/\w+\.py)\n", block):
             (tmp_path / found[1]).parent.mkdir(exist_ok=True)
             (tmp_path / found[1]).write_text(block)
+    (tmp_path / "my_project/encoder.py").write_text(ENCODER)
     trains = ("scripts.train", "scripts.train_policy", "scripts.collect")
     of_page = list(commands())
     play(tmp_path, [words for words in of_page if words[0] in trains])
     assert "train/largest_weight" in next(tmp_path.rglob("my_callback/metrics.jsonl")).read_text()
     own = ["--import", "my_project"]
     more = [["scripts.plan", *own, "--config", f"{POLICY}/config.yaml"], ["scripts.run_report", *own, POLICY]]
+    more += [["scripts.encode_prompts", "--import", "my_project.encoder", "--text_encoder", "mine"]]
+    more[-1] += ["--prompt", "push", "--out", "outputs/text.safetensors"]
     play(tmp_path, [*(words for words in of_page if words[0] not in trains), *more])
-    for file in ("output/generated_video.mp4", "outputs/exported/policy.safetensors", "outputs/mine.safetensors"):
+    made = ("exported/policy.safetensors", "mine.safetensors", "text.safetensors")
+    for file in ("output/generated_video.mp4", *(f"outputs/{name}" for name in made)):
         assert (tmp_path / file).is_file(), file
     figures = json.loads((tmp_path / "outputs/evaluation/evaluation.json").read_text())
     assert figures["suite"] == "my_robot"

@@ -25,6 +25,23 @@ QWEN_SIZES = dict(
 )  # fmt: skip
 
 
+class Letters:
+    """An encoder of one's own: each letter's byte is all numbers of its token."""
+
+    def __init__(self, num_tokens: int = 3, width: int = 4) -> None:
+        self.num_tokens, self.width = num_tokens, width
+        self.name = f"letters-v1-{num_tokens}x{width}"
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        rows = torch.zeros(len(prompts), self.num_tokens, self.width)
+        for row, prompt in zip(rows, prompts):
+            row[: len(prompt)] = torch.tensor(list(prompt.encode()))[: self.num_tokens, None]
+        return rows
+
+    def to(self, device: torch.device | str) -> "Letters":
+        return self
+
+
 class Counting(BytesEncoder):
     """Embeddings times ``factor``, with a list of what was asked for; it may be stopped after some captions."""
 

@@ -19,7 +19,7 @@ from cosmos_predict2.text.prompt_embeddings import (
 from imaginaire.errors import DataError
 from scripts import encode_prompts
 from tests.programs import call
-from tests.text.folders import reason1_folder, t5_folder
+from tests.text.folders import Letters, reason1_folder, t5_folder
 
 ENCODER = BytesEncoder(32, 16)
 
@@ -141,6 +141,14 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
     assert read_prompt_embeddings(out).negative_prompt is None
 
 
+def test_the_command_takes_an_encoder_of_ones_own(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    flags = ("--prompt", "ab", "--text_encoder", f"{Letters.__module__}:Letters", "--text_width", 2, "--out", out)
+    assert call(encode_prompts, *flags) == 0
+    found = read_prompt_embeddings(out)
+    assert found.name == "letters-v1-3x2" and found.encode(["ab"]).tolist() == [[[97, 97], [98, 98], [0, 0]]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -149,8 +157,9 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
         (["--prompt", "a", "--out", "x.pt"], "ends in .safetensors"),
         (["--prompt", "a", "--out", "/proc/nowhere/x.safetensors"], "Choose another --out"),
         (["--prompt", "a", "--text_encoder", "bytes", "--device", "meta"], "--device meta"),
-        (["--prompt", "a", "--width", "8"], "--text_width is of"),
-        (["--prompt", "a", "--text_encoder", "bytes", "--encoder_path", "x"], "has no weights"),
+        (["--prompt", "a", "--width", "8"], "--text_width has no meaning for --text_encoder t5"),
+        (["--prompt", "a", "--text_encoder", "bytes", "--encoder_path", "x"], "--encoder_path has no meaning"),
+        (["--prompt", "a", "--text_encoder", "byte"], "Did you mean bytes"),
         (["--prompt", "a", "--device", "gpu"], "--device gpu"),
         (["--prompt", "a", "--checkpoint_dir", "nowhere"], "nowhere/google-t5/t5-11b does not exist"),
         (["--prompt", "a", "--text_encoder", "reason1"], "does not exist. Fetch it with: hf download"),

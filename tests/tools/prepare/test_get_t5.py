@@ -10,8 +10,9 @@ import torch
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.text.trained_text import ENCODERS, encode_command
 from scripts import get_t5_embeddings, get_t5_embeddings_from_cosmos_nemo_assets, get_t5_embeddings_from_groot_dataset
-from tests.text.folders import t5_folder
+from tests.text.folders import Letters, t5_folder
 from tests.tools.prepare.conftest import Start
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +68,18 @@ def test_the_splits_of_a_folder_are_encoded_by_one_command(
         assert sorted(path.stem for path in (tmp_path / split / "t5_xxl").glob("*.pickle")) == sorted(CAPTIONS)
     (tmp_path / "val/metas/two.txt").write_text("")  # the worst of both is the exit code
     assert start(get_t5_embeddings, "--data", tmp_path, *BYTES) == 1
+
+
+def test_an_encoder_of_ones_own_has_its_names_kind(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = dataset(tmp_path, CAPTIONS)
+    monkeypatch.setitem(ENCODERS, "letters", Letters)
+    for name, written in ((f"{Letters.__module__}:Letters", 3), ("letters", 0)):
+        assert start(get_t5_embeddings, "--data", folder, "--text_encoder", name) == 0
+        assert f"embeddings written: {written}," in caplog.text
+    assert start(get_t5_embeddings, "--data", folder, "--text_encoder", "bytes") == 2
+    assert encode_command(folder, "letters-v1-3x4").endswith("--text_encoder letters --num_tokens 3")
 
 
 def test_the_guides_command_encodes_with_t5_at_its_usual_place(
@@ -255,7 +268,8 @@ def test_nemo_clips_share_a_prompt_but_captions_by_hand_stay(
     [
         (["--shard", "8/8"], "0/8"),
         (["--shard", "half"], "0/8"),
-        (["--text_width", "64"], "--text_width is for"),
+        (["--text_width", "64"], "--text_width has no meaning for --text_encoder t5"),
+        (["--text_encoder", "letter"], "No encoder is called 'letter'"),
         (["--device", "tpu"], "--device tpu"),
         (["--dataset_pth", "x"], "Did you mean --data"),
     ],
