@@ -66,7 +66,13 @@ class T5Encoder:
         return prompt
 
     @staticmethod
+    def faults(path: str) -> list[str]:
+        """Faults of a folder, each with its cure."""
+        return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
+
+    @classmethod
     def problems(
+        cls,
         path: str = "checkpoints/google-t5/t5-11b",
         *,
         max_length: int = NUM_TOKENS,
@@ -75,8 +81,11 @@ class T5Encoder:
         **_: Any,
     ) -> list[str]:
         """Problems that keep an encoder with these arguments from being built, each with its cure; loads nothing."""
-        check_options(max_length, dtype, batch_size)
-        return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
+        if pretrained.encoder_dtype(dtype) == torch.float16:
+            raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
+        if min(max_length, batch_size) < 1:
+            raise ConfigError(f"max_length={max_length} and batch_size={batch_size} of a T5Encoder must be 1 at least.")
+        return cls.faults(path)
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -136,29 +145,13 @@ class UMT5Encoder(T5Encoder):
         return re.sub(r"\s+", " ", html.unescape(html.unescape(prompt)).strip())
 
     @staticmethod
-    def problems(
-        path: str = "checkpoints/Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
-        *,
-        max_length: int = NUM_TOKENS,
-        dtype: str | torch.dtype | None = None,
-        batch_size: int = BATCH_SIZE,
-        **_: Any,
-    ) -> list[str]:
-        check_options(max_length, dtype, batch_size)
+    def faults(path: str) -> list[str]:
         network, tokenizer = UMT5Encoder.places(path)
         if not wan_files.is_original(network):
             return pretrained.problems_of(network, (pretrained.CONFIG,), WAN_DOWNLOAD.format(path=path))
         if set(names_at(tokenizer)).isdisjoint(TOKENIZER_FILES):
             return [f"{tokenizer} has no tokenizer ({' or '.join(TOKENIZER_FILES)}). {WAN_DOWNLOAD.format(path=path)}"]
         return []
-
-
-def check_options(max_length: int, dtype: str | torch.dtype | None, batch_size: int) -> None:
-    """Raise for options that no encoder of this kind works with."""
-    if pretrained.encoder_dtype(dtype) == torch.float16:
-        raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
-    if min(max_length, batch_size) < 1:
-        raise ConfigError(f"max_length={max_length} and batch_size={batch_size} of a T5Encoder must be 1 at least.")
 
 
 def load_t5(
