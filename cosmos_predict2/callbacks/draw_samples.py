@@ -112,7 +112,9 @@ class DrawSamples(EveryN):
             drawn = self._channel.together(place, lambda: self._drawn(model, iteration), in_step=in_step)
             if drawn is not None:
                 clips, mine = drawn
-                drawings = self._gathered(mine, len(clips))
+                parts = distributed.all_gather_object(mine if self.trainer.dims.cp_rank == 0 else {})
+                everyone = {index: drawing for part in parts for index, drawing in part.items()}
+                drawings = [everyone[index] for index in range(len(clips))]
                 if distributed.is_rank0():
                     with self._channel.attempt():
                         self._show(model, clips, drawings, iteration)
@@ -152,12 +154,6 @@ class DrawSamples(EveryN):
             with model.ema_scope() if kind == "ema" else nullcontext():
                 self._draw_clip(model.world, levels, clips[min(index, len(clips) - 1)], index, kind, drawing)
         return mine
-
-    def _gathered(self, mine: dict[int, Drawing], count: int) -> list[Drawing]:
-        """The drawing of each clip, on every rank."""
-        parts = distributed.all_gather_object(mine if self.trainer.dims.cp_rank == 0 else {})
-        everyone = {index: drawing for part in parts for index, drawing in part.items()}
-        return [everyone[index] for index in range(count)]
 
     def _draw_clip(
         self, world: WorldModel, levels: Sequence[float], clip: FixedClip, index: int, kind: str, drawing: Drawing

@@ -124,7 +124,10 @@ def make_split(
     new = range(num_before, len(outcomes))
     parts["train"] += [i for i in new if outcomes[i] is None]
     for outcome in (True, False):
-        of_outcome = _by_task(source, [i for i in new if outcomes[i] is outcome], seed, outcome)
+        found = [i for i in new if outcomes[i] is outcome]
+        generator = numpy.random.default_rng(derive_seed(seed, int(outcome), "split of recordings"))
+        drawn = [found[k] for k in generator.permutation(len(found)).tolist()]
+        of_outcome = sorted(drawn, key=lambda i: list(source.episodes.tasks(i)))  # task by task, in a random order
         for part, numbers in _parts_of(of_outcome, held_out, least=2 * LEAST_IN_PART if before is None else 0).items():
             parts[part] += numbers
     return Split(
@@ -254,13 +257,6 @@ def _require_both(source: LeRobotSource, outcomes: Sequence[bool | None]) -> Non
             f"{source.info.root}: of {len(outcomes)} episodes {known}{also}, but {LEAST} of each are needed,"
             f" {LEAST_IN_PART} in every part. Record {' and '.join(few)}.{why}"
         )
-
-
-def _by_task(source: LeRobotSource, episodes: Sequence[int], seed: int, outcome: bool) -> list[int]:
-    """The episodes task by task, in a random order within each."""
-    order = numpy.random.default_rng(derive_seed(seed, int(outcome), "split of recordings")).permutation(len(episodes))
-    drawn = [episodes[k] for k in order.tolist()]
-    return sorted(drawn, key=lambda i: list(source.episodes.tasks(i)))
 
 
 def _parts_of(episodes: Sequence[int], share: float, least: int) -> dict[str, list[int]]:

@@ -255,7 +255,9 @@ class Video2WorldModel(ImaginaireModel):
         is_image = self.is_image_batch(batch)
         generators = self._generators(batch, "train")
         if self.training:
-            self._count_samples(batch, is_image)
+            name = "accum_image_sample_counter" if is_image else "accum_video_sample_counter"
+            self.net.get_buffer(name).add_(len(batch[self._input_key(batch)]) * current_dims().dp_size)
+            self.net.get_buffer("accum_iteration").add_(1)
         x0, condition = self.data_and_condition(batch, generators)
         epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
         losses = self.loss(self.taught(x0, epsilon, condition), epsilon, sigma_B_1, condition)
@@ -516,11 +518,6 @@ class Video2WorldModel(ImaginaireModel):
         if is_fixed:
             return torch.full((x0.shape[0],), self.config.fewest_conditional_frames, device=x0.device)
         return self.config.draw_conditional_frames(generators).to(x0.device, non_blocking=True)
-
-    def _count_samples(self, batch: Mapping[str, Any], is_image: bool) -> None:
-        name = "accum_image_sample_counter" if is_image else "accum_video_sample_counter"
-        self.net.get_buffer(name).add_(len(batch[self._input_key(batch)]) * current_dims().dp_size)
-        self.net.get_buffer("accum_iteration").add_(1)
 
     def _generators(self, batch: Mapping[str, Any], pass_name: str) -> Draws:
         size, positions = len(batch[self._input_key(batch)]), batch.get(POSITION_KEY)

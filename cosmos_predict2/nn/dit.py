@@ -215,8 +215,11 @@ class DiT(nn.Module):
         self.final_layer = FinalLayer(
             model_channels, patch_spatial**2 * patch_temporal * out_channels, self.adaln_lora_dim
         )
-        if use_wan_fp32_strategy:
-            _widen(self)
+        if use_wan_fp32_strategy:  # what makes and uses the modulation computes in float32, as the embedding of time
+            for name, module in self.named_modules():
+                is_of_time = name.startswith(("t_embedder.", "final_layer.")) or ".adaln_modulation_" in name
+                if is_of_time and isinstance(module, (Linear, TimestepEmbedding)):
+                    module.widens = True
         for name, dtype in COUNTERS.items():
             self.register_buffer(name, torch.zeros((), dtype=dtype))
         self.init_weights()
@@ -510,14 +513,6 @@ class Video2WorldDiT(DiT):
     """The Video2World network: one more input channel, added inside, marks the conditioning frames."""
 
     has_condition_channel = True
-
-
-def _widen(net: DiT) -> None:
-    """Let the modules that make and use the modulation compute in float32 where the embedding of time is that wide."""
-    for name, module in net.named_modules():
-        is_of_time = name.startswith(("t_embedder.", "final_layer.")) or ".adaln_modulation_" in name
-        if is_of_time and isinstance(module, (Linear, TimestepEmbedding)):
-            module.widens = True
 
 
 def check_heads(model_channels: int, num_heads: int) -> None:

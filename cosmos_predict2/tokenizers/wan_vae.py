@@ -79,8 +79,11 @@ class WanTokenizer(LatentGrid):
         self._check_options(len(latents_mean), len(latents_std))
         self.net = _load(vae_pth, self.config, allow_random).requires_grad_(False).eval()
         self.channels_last = channels_last  # measured on CPUs; cuDNN's bfloat16 kernels want it too
-        if self.channels_last:
-            _lay_channels_last(self.net)
+        for parameter in self.net.parameters() if self.channels_last else ():
+            if parameter.ndim == 5:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)
+            elif parameter.ndim == 4 and parameter.shape[1] > 1:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self._given_dtype = dtype
         self.to(device or "cpu", dtype)
         self._mean = torch.tensor(latents_mean, dtype=torch.float64)
@@ -254,14 +257,6 @@ def _free_memory(device: torch.device) -> int:
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + reserved
     return host_memory_available()
-
-
-def _lay_channels_last(net: torch.nn.Module) -> None:
-    for parameter in net.parameters():
-        if parameter.ndim == 5:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)
-        elif parameter.ndim == 4 and parameter.shape[1] > 1:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ def _other_providers() -> dict[str, set[str]]:
 
 def run_record() -> dict[str, Any]:
     """The record beside a run's configuration, in plain values (YAML and JSON take it as it is)."""
+    known = [name for name in sorted(os.environ) if name in _VARIABLES or name.startswith(_PREFIXES)]
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.argv],
@@ -91,7 +92,7 @@ def run_record() -> dict[str, Any]:
         },
         "cuda": _cuda(),
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
-        "environment": {name: os.environ[name] for name in sorted(os.environ) if _is_kept(name)},
+        "environment": {name: os.environ[name] for name in known if not any(word in name.upper() for word in SECRET)},
     }
 
 
@@ -170,9 +171,3 @@ def _cuda() -> dict[str, Any] | None:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-
-
-def _is_kept(name: str) -> bool:
-    if any(word in name.upper() for word in SECRET):
-        return False
-    return name in _VARIABLES or name.startswith(_PREFIXES)

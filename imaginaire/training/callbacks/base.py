@@ -189,7 +189,12 @@ class CallbackGroup:
 
     def __init__(self, config: Any, trainer: Any) -> None:
         self.callbacks: dict[str, Callback] = {}
-        nodes = _profiling_nodes(config) | dict((config.trainer.callbacks or {}).items())
+        nodes: dict[str, Any] = {}
+        if config.trainer.profiling.enable_profiling:
+            nodes["profiler"] = {"_target_": "imaginaire.training.callbacks.monitor.Profiler"}
+        if config.trainer.profiling.enable_memory_snapshot:
+            nodes["memory_snapshot"] = {"_target_": "imaginaire.training.callbacks.monitor.MemorySnapshot"}
+        nodes |= dict((config.trainer.callbacks or {}).items())
         nodes = {name: node for name, node in nodes.items() if node is not None}
         for name, node in nodes.items():
             _require_callback(f"trainer.callbacks.{name}", node)  # all of them, before one is called
@@ -231,15 +236,6 @@ def _dispatcher(methods: list[Callable[..., None]]) -> Callable[..., None]:
             method(*args, **kwargs)
 
     return call
-
-
-def _profiling_nodes(config: Any) -> dict[str, Any]:
-    nodes = {}
-    if config.trainer.profiling.enable_profiling:
-        nodes["profiler"] = {"_target_": "imaginaire.training.callbacks.monitor.Profiler"}
-    if config.trainer.profiling.enable_memory_snapshot:
-        nodes["memory_snapshot"] = {"_target_": "imaginaire.training.callbacks.monitor.MemorySnapshot"}
-    return nodes
 
 
 def _require_callback(key: str, node: Any) -> None:
