@@ -21,14 +21,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import wan_names
-from cosmos_predict2.checkpoints.adapters import (
-    DIFFUSERS_KEY,
-    PEFT_CONFIG,
-    Adapter,
-    Factors,
-    patterns_of,
-    read_adapter,
-)
+from cosmos_predict2.checkpoints.adapters import DIFFUSERS_KEY, PEFT_CONFIG, Adapter, Factors, patterns_of, read_adapter
 from cosmos_predict2.checkpoints.card import card_texts, read_card
 from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
 from cosmos_predict2.checkpoints.dit_weights import ACTION_EMBEDDERS

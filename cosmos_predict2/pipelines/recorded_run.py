@@ -17,13 +17,7 @@ from typing import Any
 import attrs
 import torch
 
-from cosmos_predict2.checkpoints.card import (
-    OF_THE_MACHINE,
-    TOKENIZER,
-    ModelCard,
-    known_class,
-    read_card,
-)
+from cosmos_predict2.checkpoints.card import OF_THE_MACHINE, TOKENIZER, ModelCard, known_class, read_card
 from cosmos_predict2.checkpoints.dit_loading import FILES, OF_THIS_MACHINE, unregistered
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.world_model.assembly import apply_text

@@ -13,12 +13,7 @@ from cosmos_predict2.configs.base.config_video2world import (
     get_cosmos_predict2_video2world_pipeline,
 )
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.released import (
-    NETWORKS,
-    SIZES,
-    get_cosmos_predict2_text2image_checkpoint,
-    tiny_text2image_path,
-)
+from cosmos_predict2.released import NETWORKS, SIZES, get_cosmos_predict2_text2image_checkpoint, tiny_text2image_path
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.options import VideoModel
 from imaginaire.config import L

@@ -27,14 +27,7 @@ from cosmos_predict2.data.clip_dataset import (
     state_range,
     task_embeddings,
 )
-from cosmos_predict2.data.lerobot.info import (
-    SPLITS,
-    VAL_FRACTION,
-    Info,
-    Part,
-    choose_episodes,
-    read_info,
-)
+from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, Info, Part, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, choose_state, part_width
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, Form, choose_form, known_ranges, units_of
 from cosmos_predict2.data.split import SUCCESS_COLUMN, read_split, recorded_outcomes, split_of

@@ -8,13 +8,7 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.rl.config import LearnerConfig
-from cosmos_predict2.rl.objectives import (
-    AGGREGATIONS,
-    KL_KINDS,
-    RATIO_LEVELS,
-    GroupAdvantageConfig,
-    level_of,
-)
+from cosmos_predict2.rl.objectives import AGGREGATIONS, KL_KINDS, RATIO_LEVELS, GroupAdvantageConfig, level_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError

@@ -14,14 +14,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.first_frames import whole_pictures
-from cosmos_predict2.rl.episodes.episodes import (
-    LocalRollout,
-    Starts,
-    Trajectories,
-    frames_of,
-    repeated_steps,
-    replayed,
-)
+from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, frames_of, repeated_steps, replayed
 from cosmos_predict2.rl.interfaces import EnvDefaults, Mode, Policy, VecEnv, completed
 from imaginaire.random import derive_seed
 

@@ -6,10 +6,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cosmos_predict2.configs.base.config_multiview import (
-    get_cosmos_predict2_multiview_pipeline,
-    get_multiview_dit_path,
-)
+from cosmos_predict2.configs.base.config_multiview import get_cosmos_predict2_multiview_pipeline, get_multiview_dit_path
 from cosmos_predict2.configs.base.config_text2image import (
     get_cosmos_predict2_text2image_pipeline,
     get_text2image_dit_path,
