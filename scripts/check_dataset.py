@@ -9,8 +9,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.check.dataset import Requirements, as_json, as_text, check_dataset
-from cosmos_predict2.tools.prepare.records import write_json
-from imaginaire import command_line
+from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     report = check_dataset(Path(args.folder), requirements)
     print(as_text(report))
     if args.json:
-        write_json(Path(args.json), as_json(report))
+        storage.write_json(args.json, as_json(report))
     return int(bool(report.all_faults()))
 
 

@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.text.trained_text import encode_commands
-from cosmos_predict2.tools.check.recordings import lerobot_tables
 from cosmos_predict2.tools.prepare.lerobot_export import SPLITS, export, fetch_source
 from imaginaire import command_line
 from imaginaire.errors import ConfigError, DataError
@@ -91,6 +90,8 @@ def _look_at(root: Path, camera: str | None) -> int:
 
 def _show_actions(source: LeRobotSource) -> None:
     """Log name, range and statistics of each number of the action."""
+    from cosmos_predict2.tools.check.recordings import lerobot_tables
+
     for table in lerobot_tables(source):
         title, *rows = table.lines()
         for line in (f"actions: {title}", *rows):

@@ -27,7 +27,7 @@ from cosmos_predict2.evaluation.metrics.agreement import (
     rank_violation,
     spearman,
 )
-from cosmos_predict2.rl.policies.remote.policy import is_remote
+from cosmos_predict2.rl.remote.connections import is_policy
 from cosmos_predict2.rl.trust import LEARNT_IN
 from imaginaire import storage
 from imaginaire.checkpoint.weight_files import latest
@@ -77,7 +77,7 @@ def refusal(policy: str, inputs: Mapping[str, Collection[str]], places: Mapping[
     A run records the digests of what it learnt in, and its configuration the paths: of one that was trained on since,
     the digest is another one.
     """
-    if is_remote(policy) or not (folder := run_folder(latest(policy))):
+    if is_policy(policy) or not (folder := run_folder(latest(policy))):
         return ""
     known = start_facts(folder).get(LEARNT_IN) or {}
     env = run_tree(folder).get("model", {}).get("config", {}).get("env") or {}

@@ -26,7 +26,7 @@ from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter
 from cosmos_predict2.rl.policies.null import ADDRESS, CloneVerdict, null_policy
-from cosmos_predict2.rl.policies.remote.policy import RemotePolicy, is_remote
+from cosmos_predict2.rl.remote.connections import is_policy
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import made, recorded, resolve, shipped
 from imaginaire.checkpoint import weights
@@ -130,7 +130,7 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
     if address.startswith(ADDRESS):
         found = null_policy(address, **(options or {}))
         return found.eval(), PolicyCard(name_of(type(found)), {"address": address})
-    if is_remote(address):
+    if is_policy(address):
         raise ConfigError(f"{address}: its policy is played (evaluate_policy, collect), its weights are not here.")
     address = latest(result_of(address))  # once: a run may save another checkpoint meanwhile
     card = _card(address)
@@ -167,7 +167,9 @@ def remember(policy: Any, about: Mapping[str, Any]) -> None:
 def find_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:
     """The same, or a driver of one's own that is no file, MODULE:CLASS, or a server's policy (`RemotePolicy`), which
     are built with ``options``."""
-    if is_remote(address):
+    if is_policy(address):
+        from cosmos_predict2.rl.policies.remote.policy import RemotePolicy  # which the other policies do not need
+
         remote = made(RemotePolicy, options or {}, f"{address}: ", address=address)
         remember(remote, remote.about)
         return remote, PolicyCard(address, dict(options or {}), remote.about)

@@ -14,7 +14,13 @@ from imaginaire.errors import ConfigError, UserError
 
 HANDSHAKE_S = 10.0
 PATIENCE_S = 60.0  # that a server may be away later, where nothing else is set
+OPENPI, GR00T = "openpi", "gr00t"  # schemes of the addresses of policies
 MOST_LOST = 3  # requests in a row: the server answers greetings alone
+
+
+def is_policy(address: str) -> bool:
+    """True for the address of a policy that a server decides for."""
+    return urlsplit(address).scheme in (OPENPI, GR00T)
 
 
 class ConnectionLost(Exception):

@@ -16,7 +16,6 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, RefinementConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import RecordedEpisodeStarts
-from cosmos_predict2.rl.imagined.actions_alone import actions_alone_of
 from cosmos_predict2.rl.objectives import GroupAdvantageConfig
 from cosmos_predict2.rl.rewards.resnet import ResnetReward
 from imaginaire.config import PLACEHOLDER, L, register_experiment
@@ -39,6 +38,8 @@ def starts(part: str, batch_size: int) -> Any:
 
 
 def recordings(name: str, label: str) -> dict[str, Any]:
+    from cosmos_predict2.rl.imagined.actions_alone import actions_alone_of  # which other experiments do not need
+
     env = L(WorldModelEnv)(
         imagination=L(imagination_of)(dit_path="outputs/my_world_model"),
         starts=L(RecordedStarts)(  # of all tasks, in the size of the pictures that the world model was trained on

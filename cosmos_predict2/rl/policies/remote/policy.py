@@ -19,7 +19,15 @@ from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.remote.layouts import LAYOUTS, Layout, layout_of, shown
 from cosmos_predict2.rl.remote import connections
-from cosmos_predict2.rl.remote.connections import MOST_LOST, PATIENCE_S, Connection, ConnectionLost, Websocket
+from cosmos_predict2.rl.remote.connections import (
+    GR00T,
+    MOST_LOST,
+    OPENPI,
+    PATIENCE_S,
+    Connection,
+    ConnectionLost,
+    Websocket,
+)
 from cosmos_predict2.rl.remote.wire import LARGEST, TOKEN, Modality, pack, package, reading, unpack
 from imaginaire.errors import ConfigError
 
@@ -103,11 +111,7 @@ class Gr00t(Connection):
         return found
 
 
-PROTOCOLS: dict[str, type[OpenPi] | type[Gr00t]] = {"openpi": OpenPi, "gr00t": Gr00t}
-
-
-def is_remote(address: str) -> bool:
-    return urlsplit(address).scheme in PROTOCOLS
+PROTOCOLS: dict[str, type[OpenPi] | type[Gr00t]] = {OPENPI: OpenPi, GR00T: Gr00t}
 
 
 class RemotePolicy(PolicyDefaults):
