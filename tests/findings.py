@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the check of a class finds, without a run around it."""
+"""Findings of the check of a class, without a run around it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -103,12 +103,12 @@ class Golden:
     tensors = json  # of a .safetensors file, by name
 
     def metadata(self, name: str) -> Value:
-        """What the header of a .safetensors file says by name; a text that is JSON as what it means."""
+        """The metadata in the header of a .safetensors file, by name; a text that is JSON is parsed."""
         self.json(name)
         return Value(self, f"{name}/{METADATA}", _read_metadata(self.folder / name))
 
     def tolerance(self, kind: str) -> dict[str, float]:
-        """What meta.json allows for a kind of value, as arguments of ``Value.compare``."""
+        """The tolerances in meta.json for a kind of value, as arguments of ``Value.compare``."""
         stated = self.json("meta.json")["tolerances"][kind]
         return {TOLERANCES[name]: stated[name].use() for name in stated}
 

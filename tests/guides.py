@@ -44,7 +44,7 @@ def start(checkout: Path, text: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def follow(checkout: Path, text: str, code: int = 0, **variables: str) -> str:
-    """What the command printed; it must end with this exit code."""
+    """The output of a command, which must end with this exit code."""
     process = start(checkout, text, **variables)
     printed = process.communicate(timeout=HANG_S)[0]
     assert process.returncode == code, f"{text}\n{printed[-4000:]}"

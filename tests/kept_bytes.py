@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def kept_bytes(forward: Callable[[], Any], known: Iterable[Tensor]) -> int:
-    """Of what autograd saves and checkpoints hold, and of the result; not of what is known: weights and inputs."""
+    """Bytes that autograd saves, that checkpoints hold, and of the result, without those of weights and inputs."""
     forward()  # what a first call leaves for good
     before = _storages(list(known))
     saved: list[Tensor] = []

@@ -38,7 +38,7 @@ class Leftovers:
         self._of_workers: dict[str, str] = {}
 
     def found(self) -> dict[str, str]:
-        """What lies in the folder and should not: path -> the test behind which it was first seen."""
+        """Files that tests left in the folder: path -> the test after which it was first seen."""
         names = [path.name for path in self._folder.iterdir() if not _is_others(path)]
         here = {f"{self._folder.name}/{name}": self._after.get(name, "outside a test") for name in sorted(names)}
         return {**here, **self._of_workers}
@@ -76,7 +76,7 @@ class Leftovers:
 
 
 def _is_others(path: Path) -> bool:
-    """Of W&B, Python or torch, which opens empty files when a worker died, and may be interrupted by that very news."""
+    """True for files of W&B, Python or torch, which opens empty ones when a worker died, and may be interrupted."""
     patterns = (*OF_ENDED_PROCESSES, *AT_EXIT, *OF_COMPILERS, "worker-*")
     is_probe = path.match("tmp????????") and path.is_file() and path.stat().st_size == 0
     return is_probe or any(path.match(pattern) for pattern in patterns)

@@ -92,7 +92,7 @@ def spawn_by(stand_in: Callable[[], str]) -> None:
 
 
 def exit_code(main: Callable[[list[str]], int], *arguments: object) -> int:
-    """What a program's ``main`` gives in this process, also where a wrong flag ends it."""
+    """The exit code of a program's ``main`` in this process, also where a wrong flag ends it."""
     try:
         return main([str(word) for word in arguments])
     except SystemExit as error:

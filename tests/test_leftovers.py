@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests themselves are held to: nothing left in the temporary folder, no clock on a wall, no product code that
-runs in tests alone; and ranks whose values come back and whose failures are told by rank."""
+"""Rules of the tests themselves: nothing left in the temporary folder, no wall clock, no product code that runs in
+tests alone; and values of ranks come back, and failures with their rank."""
 
 import ast
 import os
@@ -66,7 +66,7 @@ HOOKS = ("on_", "visit_", "check_", "__")  # called by name, or because of it
 
 
 def test_product_code_is_used_by_more_than_tests() -> None:
-    """What a golden or a test is compared with must be what runs. A name that is common escapes this."""
+    """Goldens and tests are compared with code that runs. A name that is common escapes this."""
     folders = ("imaginaire", "cosmos_predict2", "scripts", "examples", "benchmarks")
     texts = {path: path.read_text() for folder in folders for path in Path(folder).rglob("*.py")}
     words = Counter(word for text in texts.values() for word in re.findall(r"\w+", text))

@@ -150,8 +150,8 @@ DECIDED += ["dataloader_train.batch_size=2", "dataloader_val.dataset.num=4", "da
 
 
 def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Losses, Losses]:
-    """What made the host wait in all steps but those that begin or resume the run, which check it besides; the losses
-    of validation there, and those on the CPU."""
+    """Causes of the host's waits in all steps but those that begin or resume the run, which check it besides; the
+    losses of validation there, and those on the CPU."""
     waits: Waits = {}
     last = "trainer.max_iter=4" if resumes else "trainer.max_iter=2"
     train(root / "cpu", [*RUN, *overrides, last], config=CONFIG)
@@ -357,9 +357,9 @@ def _seen(root: Path) -> tuple[Waits, Losses, Losses, list[Tensor]]:
 
 
 def _environment() -> tuple[Waits, Tensor, Tensor, list[str], list[list[float]]]:
-    """What made the host wait in chunks of an environment, its pictures there and on the CPU; where the world model of
-    a process is that trains a policy while others play: at first, in a rollout, in validation and after it; and a
-    gate's figures there and on the CPU."""
+    """Causes of the host's waits in chunks of an environment; its pictures there and on the CPU; the place of the world
+    model in a process that trains a policy while others play: at first, in a rollout, in validation and after it; and
+    a gate's figures there and on the CPU."""
     imagination = imagination_of(device="cpu")
     actions = torch.rand(CHUNKS, 5, 12, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
 

@@ -76,7 +76,7 @@ def losses(
 
 
 def difference(a: Any, b: Any, place: str = "") -> str | None:
-    """Where two trees first differ, bit by bit; None when they are equal."""
+    """The first place where two trees differ, bit by bit; None when they are equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.dtype != b.dtype or not torch.equal(a, b):
             return f"{place}: tensors differ"
@@ -110,7 +110,7 @@ def states() -> Iterator[list[dict[str, Any]]]:
 
 
 def steps(found: list[dict[str, Any]]) -> list[bool]:
-    """Whether each iteration but the first changed weights, and moments alike."""
+    """For each iteration but the first: True where it changed weights, and moments alike."""
     pairs = list(itertools.pairwise(found))
     of_each = [
         [difference(before[name], after[name]) is not None for before, after in pairs]

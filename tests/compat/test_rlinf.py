@@ -49,7 +49,7 @@ def weights(folder: str) -> list[str]:
 
 @pytest.mark.parametrize(("name", "episodes", "steps"), [(OFT, 1024, 4), (PI05, 512, 8)])
 def test_the_published_numbers_of_an_epoch(name: str, episodes: int, steps: int) -> None:
-    """Of 32 decisions an episode, and parts of 32 or 128 decisions on each of 4 GPUs."""
+    """An episode has 32 decisions, and each of 4 GPUs trains on parts of 32 or 128 of them."""
     found = translated(name, gpus=4)
     assert found.num_gpus == 4 and not read_fields(load_embodiment(CONFIGS, name), FIELDS)[1]
     assert value_of(found, "dataloader_train.batch_size") == str(episodes // 8 // 4)
@@ -179,7 +179,7 @@ _composed = functools.cache(hydra.compose)
 
 
 def _changed(name: str, overrides: Sequence[str]) -> DictConfig:
-    """What `hydra.compose` gives, whose files are read once: of values, not of groups."""
+    """As by `hydra.compose`, with files that are read once: overrides of values, not of groups."""
     tree = copy.deepcopy(_composed(name))
     ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides([*overrides]), tree)
     return tree

@@ -406,7 +406,7 @@ def test_a_broken_transform_in_a_run_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_a_tokenizer_names_the_runs_below_it(tmp_path: Path) -> None:
-    """That of `improve_policy` has one beside its runs."""
+    """The folder of `improve_policy` has a tokenizer beside its runs."""
     save_file({"encoder.weight": torch.zeros(2)}, tmp_path / "tokenizer.safetensors")
     run = tmp_path / "posttraining/video2world/world_model"
     (run / "checkpoints").mkdir(parents=True)

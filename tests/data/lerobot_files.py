@@ -24,7 +24,7 @@ DATA_PATH_V3, VIDEO_PATH_V3 = f"data/{FILE_V3}.parquet", f"videos/{{video_key}}/
 
 @dataclass(frozen=True)
 class Recordings:
-    """Of each episode: its task, the columns of its table but for the counters, and frames [F, H, W, 3] by camera."""
+    """Episodes, each with its task, the columns of its table without counters, and frames [F, H, W, 3] by camera."""
 
     robot: str
     fps: int

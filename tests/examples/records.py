@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs record beside the videos that they make."""
+"""Records that programs write beside their videos."""
 
 import json
 from collections.abc import Callable

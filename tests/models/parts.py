@@ -106,7 +106,7 @@ def make_batch(
 def loss_gradients_and_video(
     model: Video2WorldModel, batch: Mapping[str, Any], num_given: int, text_B_S_E: Tensor
 ) -> tuple[float, dict[str, Tensor], Tensor]:
-    """What a model learns from a batch, and what it makes of its first frames, by all the processes together."""
+    """Loss and gradients of a batch, and the video that follows its first frames, by all processes together."""
     count = distributed.world_size()
     model.world.context = ContextParallel(model.net, torch.distributed.group.WORLD if count > 1 else None)
     _, loss = model.training_step(batch, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of a sharded run holds, added up over the tensors that it really makes.
+"""The memory of one rank of a sharded run, added up over the tensors that it really makes.
 
 The model of an experiment is built by its own class, sharded by its own wrappers for a process group that does not
 exist (backend "fake"), stepped by its own optimizer, and averaged by its own EMA, all without memory (device "meta").

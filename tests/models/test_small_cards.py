@@ -105,7 +105,7 @@ def test_state_has_the_bytes_of_the_plan(rung: str, precision: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("rung", ["swapped", "fp8", "nf4"])
 def test_the_peak_of_a_step_is_that_of_the_plan(rung: str) -> None:
-    """Of a wider network, whose opened and fetched weights count for something."""
+    """The network is wider, so that opened and fetched weights count for something."""
     net = "model.config.pipe_config.net"
     sizes = (f"{net}.model_channels=512", f"{net}.num_heads=8", f"{net}.num_blocks=6", "dataloader_train.batch_size=2")
     overrides = (*RUNGS[rung][0], "model.config.model_manager_config.dit_path=''", *sizes)

@@ -44,7 +44,7 @@ class ActionFile:
         return net.eval()
 
     def surroundings(self) -> dict[str, Tensor]:
-        """What every call sees besides latents, time and text, by the names of the network's arguments."""
+        """Inputs of every call besides latents, time and text, by the names of the network's arguments."""
         batch, _, _, height, width = self.tensors["fwd.x"].use().shape
         return dict(
             padding_mask_B_1_H_W=torch.zeros(batch, 1, 8 * height, 8 * width),

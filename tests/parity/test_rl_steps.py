@@ -260,7 +260,7 @@ def _compare_reference(case: Case, k: int) -> None:
 
 
 def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], advantage_B: Tensor) -> None:
-    """What `Losses` makes of the stored step."""
+    """Compare the losses of the stored step, by `Losses`."""
 
     def of(key: str) -> Value:
         return case[f"step{k}/{name}/{key}"]

@@ -260,7 +260,7 @@ def test_velocity_with_frames_replaced(golden: Golden) -> None:
     epsilon, sigma_B_1 = target + x0, noise_level(timesteps.double() / 1000).float().reshape(-1, 1)
 
     def compare(case: str, size: int, condition: Condition, **flow: Any) -> None:
-        """What training computes of these draws: the velocity with given frames replaced, and the losses."""
+        """Compare training on these draws: the velocity with given frames replaced, and the losses."""
         model = velocity_model(net, FlowConfig(timestep_scale=scale, **flow))
         output, loss = model.loss(x0[:size], epsilon[:size], sigma_B_1[:size], condition)
         torch.testing.assert_close(output["xt"], xt[:size], rtol=1e-5, atol=1e-5)

@@ -402,7 +402,7 @@ def _lengths(text_B_S_E: Tensor) -> list[int]:
 
 
 def _found(outputs: dict[str, Any]) -> dict[str, Tensor]:
-    """What modules gave, under the names that the goldens use: tokens in a row, one time per sample."""
+    """Outputs of modules, under the names of the goldens: tokens in a row, one time per sample."""
     names = {
         "patch_embedding": "patch_embedding",
         "timesteps": "sinusoid",

@@ -107,7 +107,7 @@ def test_numbers_without_names_have_none(recordings: Path) -> None:
 
 
 def test_a_place_in_a_part_may_have_a_name_elsewhere() -> None:
-    """What older versions recorded as arm[0] has info.json's name now."""
+    """Older versions recorded arm[0]; it has info.json's name now."""
     old, new = ActionContract(("arm[0]", "arm[1]", "hand")), ActionContract(("pan", "lift", "hand"))
     assert old.problem(new, "a", "b") is None and new.problem(old, "a", "b") is None
     for other in (("arm[1]", "arm[0]", "hand"), ("pan", "lift", "foot"), ("pan", "lift")):

@@ -51,7 +51,7 @@ def test_a_single_process_talks_itself() -> None:
 def test_a_group_talks_among_itself_and_waits_a_margin_longer_than_its_deadline(
     rank: int, deadline: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the ranks 2 and 3."""
+    """The group has the ranks 2 and 3."""
     group, sent, waited, probed = object(), [], [], []
 
     def broadcast(tensor: torch.Tensor, source: int, *, group: Any = None, async_op: bool = False) -> Any:

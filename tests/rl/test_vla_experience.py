@@ -439,7 +439,7 @@ def test_a_refinement_that_stopped_after_any_step_goes_on_as_if_it_had_not() -> 
 
 
 def test_no_two_batches_of_a_refinement_share_a_place_in_its_draws() -> None:
-    """Of two ranks, each of which has seven batches of four windows in three phases."""
+    """Two ranks have seven batches of four windows each, in three phases."""
     of_ranks = [refined(torch.zeros(2, dtype=torch.int64), 14, rank, 2)[0] for rank in range(2)]
     places = [one[1] for found in of_ranks for one in found if one[0] == "batch"]
     assert sorted(places) == list(range(0, 2 * 7 * 4, 4))

@@ -94,7 +94,7 @@ def toy(num_envs: int, **options: Any) -> ToyEnv:
 
 
 class Plan:
-    """Which environments are reset or stepped at each call, and the actions and lengths of every chunk."""
+    """A plan of calls: the environments that are reset or stepped, the actions and lengths of every chunk."""
 
     def __init__(self, num_envs: int, num_calls: int = 40, seed: int = 0) -> None:
         draw = random.Random(seed)
@@ -105,7 +105,7 @@ class Plan:
             self.calls.append((kind, ids, draw.choice([2, 3, CHUNK])))
 
     def played(self, env: Any, only: int | None = None) -> dict[int, list[Any]]:
-        """What each environment showed and earned, call after call; only one of them, where it is named."""
+        """Pictures and rewards of each environment, call after call; only those of ``only``, where it is given."""
         found: dict[int, list[Any]] = {}
         for number, (kind, ids, count) in enumerate(self.calls):
             ids = [i for i in ids if only in (None, i)]

@@ -193,7 +193,7 @@ def test_unknown_and_endless_environments_are_refused_by_name() -> None:
 
 
 def test_a_module_that_is_missing_is_named_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the environment is found by its folder; what it imports is to be installed."""
+    """The environment's own module is found by its folder; a package that it imports is to be installed."""
     with pytest.raises(ConfigError, match=r"no environment 'nowhere_at_all:X-v0': No module.*PYTHONPATH"):
         suites.find("gym:nowhere_at_all:X-v0")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -228,7 +228,7 @@ def chunk(env: Any, num: int | None = None, seed: int = 0) -> torch.Tensor:
 
 
 def test_a_state_taken_over_shows_the_same_and_goes_on_the_same(made: Any) -> None:
-    """Of episodes that differ in length, of which one is lost and one is a second one."""
+    """Episodes differ in length, one is lost, and one is the second of its place."""
     env, other = begun(made(keep_frames=True)), made(keep_frames=True)
     env.chunk_step(chunk(env, 2), [1, 3], 2)
     env.dies.add(0)
@@ -387,7 +387,7 @@ def test_a_way_draws_where_a_picture_is_seen(code: int, printed: str, said: str,
 def test_workers_take_the_gpus_in_turn(
     monkeypatch: pytest.MonkeyPatch, visible: str, world_size: str, devices: list[str]
 ) -> None:
-    """Of several processes each has its own; what EGL does not know is left out, as in containers without graphics."""
+    """Each of several processes has its own; GPUs unknown to EGL are left out, as in containers without graphics."""
     monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("WORLD_SIZE", world_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What policies see in tests, and what they draw with."""
+"""Observations of policies in tests, and generators of their draws."""
 
 from typing import Any
 

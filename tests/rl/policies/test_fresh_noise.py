@@ -149,7 +149,7 @@ def test_a_policy_that_samples_apart_follows_slowly_and_is_saved(folders: Mappin
 
 @pytest.mark.parametrize("of", [OpenVLAPolicy, Pi05Policy])
 def test_policies_without_velocities_are_refused(of: type, folders: Mapping[str, str]) -> None:
-    """That of tokens before it is built: its folder is never looked for."""
+    """The policy of tokens is refused before it is built: its folder is never looked for."""
     node = L(of)(path="nowhere") if of is OpenVLAPolicy else L(of)(path=folders["pi05"], noise_method="flow_noise")
     config = VLAGRPOConfig(policy=node, env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(objective="nft"))
     with pytest.raises(ConfigError, match=rf"rl\.objective: nft learns from velocities .*{of.__name__}.*flow_noise"):

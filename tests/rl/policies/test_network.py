@@ -70,7 +70,7 @@ def of_ranks(folders: dict[str, str]) -> dict[str, dict[str, Tensor]]:
 
 
 def assembled(folders: dict[str, str], shard_size: int) -> None:
-    """What workers make of all ranks' shards is the whole policy, to the bit; of replicas the first one sends."""
+    """Workers assemble the whole policy from all ranks' shards, to the bit; of replicas the first one sends."""
     torch.manual_seed(1)
     policy = lazy_config.instantiate(policies(folders)["expert"]).to(torch.bfloat16)
     whole = {name: tensor.clone() for name, tensor in [*policy.named_parameters(), *policy.named_buffers()]}

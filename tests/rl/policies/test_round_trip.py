@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy executes and what it records of a demonstrator are inverses, for every transform of actions; and
-statistics and gripper of a base do not change recordings of another robot. Weights are where a policy looks."""
+"""Executing actions and recording a demonstrator's are inverses, for every transform of actions; and statistics and
+gripper of a base do not change recordings of another robot. Weights are where a policy looks."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def seen(size: int = NUM) -> Observation:
 
 
 def executed(policy: Any, record: dict[str, Tensor]) -> Tensor:
-    """What would be executed if the policy decided what is recorded."""
+    """The actions that would be executed if the policy decided the recorded ones."""
     if isinstance(policy, ToyPolicy):
         return policy.actions(record["knots"])
     if isinstance(policy, Pi05Policy):
@@ -154,7 +154,7 @@ def test_the_last_number_is_two_values_in_libero_alone(
 
 
 def recordings(folder: Path, scale: float, last: float) -> Path:
-    """Of a robot in other units than the base: numbers up to ``scale``, the last up to ``last``."""
+    """Recordings of a robot in other units than the base: numbers up to ``scale``, the last up to ``last``."""
     writer, draws = Writer(folder, fps=5, robot="own"), numpy.random.default_rng(0)
     for _ in range(4):
         actions = draws.uniform(-1, 1, (13, DIM)).astype(numpy.float32) * [scale, scale, scale, last]

@@ -134,7 +134,7 @@ class Served:
         return ask(self.url("/api/reward/pull"), urllib.parse.urlencode(fields).encode(), form, HANG_S)
 
     def result(self, ticket: str, reward: str = "mean", **headers: str) -> dict[str, Any]:
-        """What a job gives in the end, through kills of the service."""
+        """The result of a job at its end, through kills of the service."""
         ends = time.monotonic() + HANG_S
         while True:
             try:

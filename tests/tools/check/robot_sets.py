@@ -262,7 +262,7 @@ def planted(name: str) -> RobotSet:
 
 
 def as_episodes(made: RobotSet) -> list[CheckedEpisode]:
-    """What is read of it once it is written, without writing it."""
+    """The episodes as they are read once they are written, without writing them."""
     found = []
     for k, (columns, videos) in enumerate(zip(made.columns, made.videos)):
         action = columns[ACTION].astype(float)

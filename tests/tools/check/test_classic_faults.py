@@ -47,7 +47,7 @@ def test_notes_tell_what_may_be_meant() -> None:
 
 
 def test_a_mirrored_camera_in_a_hand_is_not_named() -> None:
-    """What it sees of a motion depends on how the hand is turned; another camera is judged beside it, also alone."""
+    """The motion in its picture depends on how the hand is turned; another camera is judged beside it, also alone."""
     made = sets.arm()
     for videos in made.videos[sets.ODD]:
         videos[sets.WRIST] = videos[sets.WRIST][:, :, ::-1].copy()

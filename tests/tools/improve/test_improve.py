@@ -165,7 +165,7 @@ def test_a_policy_of_another_width_is_refused_before_anything_is_trained(tmp_pat
 def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where nothing shows it, the scale is a warning."""
+    """The scale is a warning where nothing shows it."""
 
     def options(name: str, scale: float) -> Options:
         writer = Writer(tmp_path / name, fps=10, robot="dot")

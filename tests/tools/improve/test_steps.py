@@ -29,7 +29,7 @@ def copying(folder: Path, source: str, target: str, code: str = COPY) -> WayStep
 
 
 def ran(folder: Path, steps: list[WayStep]) -> str:
-    """What ran when the way was gone."""
+    """The steps that ran when the way was gone."""
     (folder / "ran").write_text("")
     with Runner(folder, steps, shown=io.StringIO()) as runner:
         for step in steps:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens inside a worker: portions, decoding, faulty requests, and the settings of a service."""
+"""Inside a worker: portions, decoding, faulty requests, and the settings of a service."""
 
 from collections.abc import Mapping
 from dataclasses import replace

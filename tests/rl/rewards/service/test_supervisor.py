@@ -54,7 +54,7 @@ while True:
 
 
 class Process:
-    """What a supervisor sees of a worker's process that says these lines and ends with a code."""
+    """A worker's process as its supervisor sees it: it prints these lines and ends with a code."""
 
     def __init__(self, lines: Sequence[str] = (), code: int = 0) -> None:
         self.stdin, self.stdout, self.code = io.StringIO(), io.StringIO("".join(f"{line}\n" for line in lines)), code
@@ -287,7 +287,7 @@ def test_a_worker_that_starts_again_scores_in_the_version_of_what_is_there_by_th
     queue = supervisor.queue
 
     def is_scored_anew() -> bool:
-        """Of a request that is asked again: whether there is no result of the present version."""
+        """Ask a request again; True where there is no result of the present version."""
         is_new = queue.put("t", {"mine": supervisor.version("mine")}, b"good", "d", 1)
         await_that(lambda: is_over(queue, "t"))
         return is_new

@@ -72,7 +72,7 @@ def test_looks_at_an_empty_queue_become_rarer_and_an_outage_is_waited_out(made: 
 
 
 def test_results_and_reasons_are_written_and_reported(made: Here) -> None:
-    """Of a portion with a failure, a lease that another has, and a result that cannot be written."""
+    """The portion has a failure, a lease that another worker has, and a result that cannot be written."""
     queue, worker = made.queue, made.worker
     for k in range(5):
         queue.put(f"t{k}", {"mean": "v1"}, b"body", "d", 2)

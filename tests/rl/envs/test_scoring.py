@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The book of an environment: what a reset draws, how episodes end, and what is saved."""
+"""Bookkeeping of episodes: what a reset draws, how episodes end, what is saved; and how imagined chunks are scored."""
 
 import itertools
 from typing import Any
@@ -100,7 +100,7 @@ COUNTS, NUM_ACTIONS = [5, 1, 3], 5
 
 
 def plain(scoring: Scoring, values: Any, successes: Any, differs: Any, count: int, previous: float, streak: int) -> Any:
-    """Of one environment: its pictures are those after each of ``count`` executed actions, or the last of them."""
+    """The scores of one environment, with pictures after each of ``count`` executed actions, or after the last."""
     rewards, of_values, shows = [0.0] * NUM_ACTIONS, [0.0] * NUM_ACTIONS, False
     values = [numpy.mean(values[max(0, k + 1 - scoring.mean_of) : k + 1]) for k in range(len(values))]
     actions = [count - 1] if scoring.judge == "last" else range(count)
