@@ -259,7 +259,8 @@ def test_a_simulator_teaches_without_recordings() -> None:
 def test_ways_stand_in_one_table_and_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A way that its gate ended has no figure behind learning, one whose clone succeeds always none of the gate."""
     figures = {"policy": {"true_ends": {"value": 0.7}, "within_starts": {"value": None}}}
-    cases = {"a": (["before"], "no"), "b": (["before", "chosen", "after", "after_2"], "go"), "c": (["before"], "")}
+    learnt = (["before", "chosen", "after", "after_2"], "go")
+    cases = {"a": (["before"], "no"), "b": learnt, "c": (["before"], "doubtful")}
     for name, (stages, verdict) in cases.items():
         for k, stage in enumerate(stages):
             rate = 0.4 + k / 5
@@ -268,16 +269,16 @@ def test_ways_stand_in_one_table_and_one_picture(tmp_path: Path, capsys: pytest.
             (tmp_path / name / stage / "evaluation.json").write_text(json.dumps(dict(success=found)))
         (tmp_path / name / "steps").mkdir()
         (tmp_path / name / "steps" / "gate.json").write_text(json.dumps(dict(processor_seconds=120.0)))
-        (tmp_path / name / "verdict.json").write_text('{"verdict": "full"}')
-        if verdict:
-            (tmp_path / name / "card.json").write_text(json.dumps(dict(verdict=verdict, figures=figures)))
+        word = "full" if name == "c" else "unclear"  # full: with a card of before
+        (tmp_path / name / "verdict.json").write_text(json.dumps(dict(verdict=word)))
+        (tmp_path / name / "card.json").write_text(json.dumps(dict(verdict=verdict, figures=figures)))
     (tmp_path / "b/phase_2").mkdir()
     (tmp_path / "b/phase_2/card.json").write_text(json.dumps(dict(verdict="doubtful", figures={})))
     picture = tmp_path / "ways.png"
     ways.run(ways.parser.parse_args([*(str(tmp_path / name) for name in cases), "--picture", str(picture)]))
-    *_, ended, learnt, full = capsys.readouterr().out.splitlines()
+    *_, ended, gone_on, full = capsys.readouterr().out.splitlines()
     assert ended == "| a | .700 |  |  | no | .400 |  |  |  | 2 |"
-    assert learnt == "| b | .700 |  |  | go, doubtful | .400 | .600 | .800 | 1.000 | 2 |"
+    assert gone_on == "| b | .700 |  |  | go, doubtful | .400 | .600 | .800 | 1.000 | 2 |"
     assert full == "| c |  |  |  | full | .400 |  |  |  | 2 |"
     assert picture.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"has no verdict\.json: give folders"):

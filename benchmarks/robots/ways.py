@@ -41,9 +41,11 @@ def success(way: Path, stages: Iterable[str]) -> dict[str, Mapping[str, float]]:
 def row(way: Path, stages: Iterable[str]) -> str:
     """A line of the table: the gate's figures of the clone, its verdicts, success by stage and what it cost."""
     files = [way / "card.json", *(way / f"phase_{n}/card.json" for n in range(2, 2 + len(list(way.glob("phase_*")))))]
-    cards, by_stage = [json.loads(file.read_text()) for file in files if file.is_file()], success(way, stages)
+    word, by_stage = json.loads((way / "verdict.json").read_text())["verdict"], success(way, stages)
+    # a way that is full may have cards of before
+    cards = [json.loads(file.read_text()) for file in files if file.is_file() and word != "full"]
     figures = cards[0]["figures"].get("policy", {}) if cards else {}
-    verdicts = [card["verdict"] for card in cards] or [json.loads((way / "verdict.json").read_text())["verdict"]]
+    verdicts = [card["verdict"] for card in cards] or [word]
     steps = [json.loads(file.read_text()) for file in (way / "steps").glob("*.json")]
     minutes = sum(step.get("processor_seconds") or 0 for step in steps) / 60
     cells = [way.name, *(_short(figures[name]["value"]) if name in figures else "" for name in FIGURES)]
