@@ -57,6 +57,18 @@ def test_what_python_blocks_import_is_there(page: Path) -> None:
     assert not missing, f"{page.name}: {missing}"
 
 
+def test_every_program_stands_once_in_the_list_and_on_the_page_that_it_names() -> None:
+    page = ROOT / "documentations/programs.md"
+    rows = re.sub(r"\n  ", " ", page.read_text()).split("\n- ")[1:]
+    programs = [path.stem for folder in ("scripts", "examples") for path in (ROOT / folder).glob("[!_]*.py")]
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row.partition(": ")[0])]
+    assert sorted(listed) == sorted(programs)
+    for row in rows:
+        pages = [(page.parent / name).read_text() for name in re.findall(r"\]\(([^)#]+)\)", row)]
+        names = re.findall(r"`(\w+)`", row.partition(": ")[0])
+        assert any(name in text for name in names for text in pages), row
+
+
 def _has(module: str, name: str) -> bool:
     return hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}") is not None
 
