@@ -29,10 +29,10 @@ Schedule = Callable[[int], float]
 
 @runtime_checkable
 class EndingSchedule(Protocol):
-    """A `Schedule` that ends after ``length`` steps; its last value holds from there on."""
+    """A `Schedule` that ends after ``length`` steps (None: never); its last value holds from there on."""
 
     @property
-    def length(self) -> float: ...
+    def length(self) -> float | None: ...
 
 
 def lambda_linear(
@@ -207,8 +207,9 @@ def _number(name: str, value: Any) -> float:
 def note_end(scheduler: LRScheduler, max_iter: int) -> None:
     """Log when the schedule ends before the run does, and warn when it is made for a much longer run."""
     for f in dict.fromkeys(getattr(scheduler, "lr_lambdas", [])):
-        if isinstance(f, EndingSchedule) and f.length < max_iter:
-            ends = f"the schedule ends after {int(f.length)} steps, trainer.max_iter is {max_iter}"
+        length = f.length if isinstance(f, EndingSchedule) else None
+        if length is not None and length < max_iter:
+            ends = f"the schedule ends after {int(length)} steps, trainer.max_iter is {max_iter}"
             log.info("scheduler: %s; its last value holds from there on", ends)
         if isinstance(f, CycleSchedule) and max_iter and f.is_beyond(max_iter):
             count = len(f.cycles)

@@ -142,7 +142,7 @@ def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping
     for section in nodes.values():
         for key, node in section.items():
             target = target_of(node, key)
-            if isinstance(target, Checked):
+            if isinstance(target, Checked) and callable(target.check):
                 is_held = key != "model" and isinstance(target, type) and issubclass(target, ImaginaireModel)
                 for one in target.check(arguments_of(node), replace(context, key=key)):
                     # A model reports keys as the run's own; one that another model holds has its place there.

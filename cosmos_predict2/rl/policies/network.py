@@ -68,10 +68,9 @@ class PolicyNetwork(Protocol):
     def blocks(self) -> list[nn.Module]: ...
 
 
-@runtime_checkable
 class HasNetwork(Protocol):
     """A policy with a part that is sharded, adapted and cast. No default can stand for it: a module finds an attribute
-    of its class before its own parts."""
+    of its class before its own parts. Nor can isinstance, which from Python 3.12 on sees no parts of a module."""
 
     @property
     def network(self) -> PolicyNetwork: ...
@@ -83,7 +82,7 @@ class PolicyNetworkDefaults:
 
 def network_of(policy: nn.Module) -> Any:
     """A policy's `PolicyNetwork`; None where there is none."""
-    return completed(policy.network, PolicyNetworkDefaults) if isinstance(policy, HasNetwork) else None
+    return completed(policy.network, PolicyNetworkDefaults) if hasattr(policy, "network") else None
 
 
 def cast(policy: nn.Module, dtype: torch.dtype, *, is_uniform: bool = False) -> None:

@@ -24,6 +24,7 @@ from imaginaire.optim.schedules import (
     constant,
     lambda_cosine,
     lambda_linear,
+    note_end,
 )
 from imaginaire.optim.state import load_named_state, named_state, reset_masters
 from tests.imaginaire.optim.gradients import equal, set_grads, take_steps
@@ -398,6 +399,17 @@ def test_scheduler_drives_the_rate_and_resumes_with_the_configs_schedule(tmp_pat
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
     with pytest.raises(CheckpointError, match="no 'last_epoch'"):
         scheduler.load_state_dict({})
+
+
+@pytest.mark.parametrize(("length", "noted"), [(3.0, 1), (4.0, 0), (None, 0)])
+def test_the_end_of_a_schedule_of_ones_own_is_noted_where_it_has_one(
+    length: float | None, noted: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    schedule: Any = type("Own", (), {"length": length, "__call__": lambda self, step: 1.0})()
+    optimizer = torch.optim.SGD(_model().parameters(), lr=0.1)
+    note_end(torch.optim.lr_scheduler.LambdaLR(optimizer, schedule), max_iter=4)
+    assert caplog.text.count("the schedule ends after 3 steps, trainer.max_iter is 4") == noted
 
 
 def test_a_rate_in_a_tensor_follows_the_schedule() -> None:

@@ -2,6 +2,7 @@
 """Policies that are recomputed and sharded learn what whole ones do; in half precision frequencies are not rounded."""
 
 import copy
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
 from cosmos_predict2.rl.episodes.ray_rollout import RayRollout
 from cosmos_predict2.rl.episodes.weight_shards import CHANGING, FROZEN, fill, shards_of, without_weights
-from cosmos_predict2.rl.policies.network import cast, parallelize_policy
+from cosmos_predict2.rl.policies.network import cast, network_of, parallelize_policy
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
@@ -171,6 +172,15 @@ def test_what_a_policy_has_beside_its_network_is_cast_too() -> None:
     policy.network, policy.head = nn.Linear(2, 2), nn.Linear(2, 2)
     cast(policy, torch.bfloat16)
     assert {weight.dtype for weight in policy.parameters()} == {torch.bfloat16}
+
+
+def test_a_network_is_found_as_newer_pythons_look_for_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 3.12 on isinstance of a protocol asks neither properties nor the parts of a module."""
+    policy: Any = nn.Module()
+    policy.network = nn.Linear(2, 2)
+    seen = lambda thing, name: inspect.getattr_static(thing, name, None) is not None  # noqa: E731
+    monkeypatch.setattr("typing.hasattr", seen, raising=False)
+    assert network_of(policy) is policy.network and network_of(nn.Module()) is None
 
 
 def test_what_pi05_keeps_in_float32_makes_its_decisions_more_exact(folders: dict[str, str]) -> None:
