@@ -22,7 +22,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS, trimmed
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder, UMT5Encoder
-from imaginaire.buildable import shipped
+from imaginaire.buildable import shipped, signature
 
 KEY = "text"  # in the run's record of its starts
 NO_TEXT = "none"  # in place of an encoder's name: every sample had the same text, as a rule zeros
@@ -88,10 +88,11 @@ class EncoderName:
         one. T5 of 512 tokens is their default."""
         if self.kind not in ENCODERS:
             return ""
-        found = [f"--text_encoder {self.kind}"]
-        if self.num_tokens and (self.kind == "bytes" or self.num_tokens != NUM_TOKENS):
+        found, taken = [f"--text_encoder {self.kind}"], signature(ENCODERS[self.kind])
+        tokens = taken.get("num_tokens", taken.get("max_length"))
+        if self.num_tokens and tokens and (self.kind == "bytes" or self.num_tokens != tokens.default):
             found.append(f"--num_tokens {self.num_tokens}")
-        if self.kind == "bytes" and self.width:
+        if self.width and "width" in taken:
             found.append(f"--text_width {self.width}")
         if self.dtype in ("bfloat16", "int8"):
             found.append(f"--dtype {self.dtype}")

@@ -79,7 +79,10 @@ def test_an_encoder_of_ones_own_has_its_names_kind(
         assert start(get_t5_embeddings, "--data", folder, "--text_encoder", name) == 0
         assert f"embeddings written: {written}," in caplog.text
     assert start(get_t5_embeddings, "--data", folder, "--text_encoder", "bytes") == 2
-    assert encode_command(folder, "letters-v1-3x4").endswith("--text_encoder letters --num_tokens 3")
+    assert encode_command(folder, "letters-v1-3x8").endswith("--text_encoder letters --text_width 8")
+    assert encode_command(folder, "letters-v1-512x4").endswith(" --num_tokens 512 --text_width 4")
+    monkeypatch.setitem(ENCODERS, "plain", type("Plain", (), {}))
+    assert encode_command(folder, "plain-v1-3x4").endswith("--text_encoder plain")
 
 
 def test_the_guides_command_encodes_with_t5_at_its_usual_place(
