@@ -398,8 +398,8 @@ def test_a_run_of_the_tiny_twin_is_followed_at_inference() -> None:
 def test_an_encoder_of_ones_own_is_followed_at_inference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENCODERS, "letters", Letters)
     config = SimpleNamespace(text_encoder=L(BytesEncoder)(num_tokens=64, width=64))
-    follow_text(config, TrainedText("letters-v1-3x4", encoder_tokens=3, num_tokens=2, width=4), "a run")
-    assert instantiate(config.text_encoder).name == "letters-v1-3x4"
+    follow_text(config, TrainedText("letters-v1-5x8", encoder_tokens=5, num_tokens=2, width=8), "a run")
+    assert instantiate(config.text_encoder).name == "letters-v1-5x8"
 
 
 @pytest.mark.parametrize("captions", [None, "push", ["push"]])
