@@ -266,6 +266,11 @@ def get_t5_model_dir(*, root: str | None = None) -> str:
     return _below(root, T5)
 
 
+def get_umt5_model_dir(*, root: str | None = None) -> str:
+    """The folder of the smallest Wan2.1; all of them have the same text encoder."""
+    return _below(root, "Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
+
+
 def get_cosmos_reason1_model_dir(*, root: str | None = None) -> str:
     """The prompt refiner's folder."""
     return _below(root, REASON1)

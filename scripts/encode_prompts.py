@@ -40,7 +40,7 @@ add("--prompt", action="append", default=[], help="a prompt; may be given severa
 add("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
 add("--negative_prompt", help="what the video should not be (default: the released models' text; bytes: empty)")
 add("--no_negative_prompt", action="store_true", help="write no negative prompt")
-encoders = "t5, reason1, bytes, umt5 (Wan2.1: with --encoder_path), or yours by name or module:Class (default: t5)"
+encoders = "t5, reason1, bytes, umt5 (Wan2.1), or yours by name or module:Class (default: t5)"
 add("--text_encoder", default="t5", metavar="NAME", help=encoders)
 add("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the released one's")
 add("--checkpoint_dir", metavar="DIR", help="where the released weights lie (default: checkpoints)")

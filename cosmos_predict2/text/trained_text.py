@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
+from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir, get_umt5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS, trimmed
 from cosmos_predict2.text.reason1 import Reason1Encoder
@@ -28,7 +28,8 @@ KEY = "text"  # in the run's record of its starts
 NO_TEXT = "none"  # in place of an encoder's name: every sample had the same text, as a rule zeros
 # The name of one of yours begins like this, too: @buildable("encoder", "mine") with name = "mine-v1-64x64".
 ENCODERS = shipped("encoder", {"bytes": BytesEncoder, "t5": T5Encoder, "umt5": UMT5Encoder, "reason1": Reason1Encoder})
-RELEASED = {"t5": get_t5_model_dir, "reason1": get_reason1_encoder_dir}  # folders of the released weights
+# folders of the released weights
+RELEASED = {"t5": get_t5_model_dir, "umt5": get_umt5_model_dir, "reason1": get_reason1_encoder_dir}
 TINY_WIDTH = 64  # of the texts that the tiny models take, by the bytes encoder
 _FORM = re.compile(r"(?P<kind>\w+)-(?P<weights>\w+)-(?P<num_tokens>\d+)x(?P<width>\d+)(?:-(?P<rest>.+))?")
 

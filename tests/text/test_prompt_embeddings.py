@@ -162,6 +162,7 @@ def test_the_command_takes_an_encoder_of_ones_own(tmp_path: Path) -> None:
         (["--prompt", "a", "--text_encoder", "byte"], "Did you mean bytes"),
         (["--prompt", "a", "--device", "gpu"], "--device gpu"),
         (["--prompt", "a", "--checkpoint_dir", "nowhere"], "nowhere/google-t5/t5-11b does not exist"),
+        (["--prompt", "a", "--text_encoder", "umt5"], "checkpoints/Wan-AI/Wan2.1-T2V-1.3B-Diffusers/text_encoder does"),
         (["--prompt", "a", "--text_encoder", "reason1"], "does not exist. Fetch it with: hf download"),
     ],
 )
