@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
     from cosmos_predict2.rl.imagined.verdict import judge, require_known, table
     from cosmos_predict2.rl.policies.files import read_policy
+    from cosmos_predict2.rl.rewards.resnet import read_reward
     from cosmos_predict2.rl.trust import Card, counting, digest, write_card
     from cosmos_predict2.world_model.assembly import device_of, part_digest
 
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     source = with_actions_of(source, imagination)
     require_usable(source, args.camera)
     require_same(imagination.views, views_of(args.camera), "The world model", "--camera", "give its cameras.")
-    reward = check.read_reward(args.reward)
+    reward = read_reward(args.reward)
     chunk, fit = imagination.config.chunk_size, fit_of(args.world_model)
 
     has_column = args.success_column in source.info.features

@@ -156,8 +156,8 @@ def _imagined_env(args: argparse.Namespace, imagination: Any, size: int, env: An
     from cosmos_predict2.rl.envs.scoring import Scoring
     from cosmos_predict2.rl.envs.starts import ToyStarts
     from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
-    from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+    from cosmos_predict2.rl.rewards.resnet import read_reward
 
     if args.reward is None:
         setting = args.setting or "default"

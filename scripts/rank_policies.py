@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.configs.rl.imagination import imagination_of
     from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
     from cosmos_predict2.rl.envs.remote import address_of, of_address
-    from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.imagined.ranking import Ranked, have_failures, ranked, refusal, table
     from cosmos_predict2.rl.policies.files import find_policy
+    from cosmos_predict2.rl.rewards.resnet import read_reward
     from cosmos_predict2.rl.trust import digest
     from cosmos_predict2.world_model.assembly import device_of
 

@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.rl.envs.scoring import Scoring
     from cosmos_predict2.rl.envs.starts import ToyStarts
     from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
-    from cosmos_predict2.rl.imagined.check import read_reward
     from cosmos_predict2.rl.imagined.ranking import have_failures
     from cosmos_predict2.rl.interfaces import FrameRewardDefaults, completed
     from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+    from cosmos_predict2.rl.rewards.resnet import read_reward
     from cosmos_predict2.rl.trust import digest, require_card
     from cosmos_predict2.tools.serve.world_model import ServedWorld, serve
     from cosmos_predict2.world_model.assembly import device_of

@@ -39,7 +39,7 @@ from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
-from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
+from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, read_reward, write_classifier
 from cosmos_predict2.rl.trust import digest, read_card
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.toy_world.physics import GRIPPER_X
@@ -315,7 +315,7 @@ def test_wrong_inputs_are_named(data: Path, tmp_path: Path, capsys: pytest.Captu
         assert check(data, tmp_path / "card.json", *words) == 2
         assert text in capsys.readouterr().err
     with pytest.raises(ConfigError, match="holds 0 safetensors"):
-        imagination_check.read_reward(str(tmp_path))
+        read_reward(str(tmp_path))
 
 
 def test_recordings_are_imagined_in_the_size_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

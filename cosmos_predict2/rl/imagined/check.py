@@ -39,14 +39,13 @@ from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajector
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS
-from cosmos_predict2.rl.interfaces import FrameReward, FrameRewardDefaults, VecEnv
+from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions, doing_nothing
-from cosmos_predict2.rl.rewards.resnet import KEY, ResnetReward
+from cosmos_predict2.rl.rewards.resnet import KEY
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import foreign_json
-from imaginaire.buildable import completed, resolve
 from imaginaire.checkpoint.weight_files import latest
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import DataError
 from imaginaire.log import tracked
 from imaginaire.random import derive_seed
 
@@ -134,20 +133,6 @@ def chosen(numbers: Sequence[int], most: int, seed: int) -> list[int]:
     """At most so many of these numbers, in a random order."""
     order = numpy.random.default_rng(derive_seed(seed, 0, "chosen recordings")).permutation(len(numbers))
     return [numbers[i] for i in order[:most]]
-
-
-def read_reward(address: str) -> FrameReward:
-    """A judge of pictures: a success classifier's file, a folder that holds one, or ``MODULE:CLASS``."""
-    place = Path(address)
-    if ":" in address and not place.exists():
-        judge: Any = resolve(address, "reward")()
-        if not hasattr(judge, "judge"):
-            raise ConfigError(f"reward {address} has no judge(frames, context), as a FrameReward has.")
-        return completed(judge, FrameRewardDefaults)  # type: ignore[no-any-return]
-    inside = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
-    if len(inside) != 1:
-        raise ConfigError(f"{address} holds {len(inside)} safetensors files: name reward_model.safetensors.")
-    return ResnetReward(str(inside[0]))
 
 
 def leaks(world_model: str, reward: str, split: Split) -> list[str]:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.card import safetensors_header
-from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
+from cosmos_predict2.rl.interfaces import FrameReward, FrameRewardDefaults, Judgement
 from imaginaire import foreign_json, storage
+from imaginaire.buildable import completed, resolve
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
 from imaginaire.errors import CheckpointError, ConfigError, near
@@ -178,3 +179,17 @@ def read_classifier(path: str) -> tuple[SuccessClassifier, Mapping[str, Any]]:
     except ValueError as error:
         raise CheckpointError(f"{path}: its {KEY} cannot be read: {error}") from error
     return model.eval(), recorded if isinstance(recorded, dict) else {}
+
+
+def read_reward(address: str) -> FrameReward:
+    """A judge of pictures: a success classifier's file, a folder that holds one, or ``MODULE:CLASS``."""
+    place = Path(address)
+    if ":" in address and not place.exists():
+        judge: Any = resolve(address, "reward")()
+        if not hasattr(judge, "judge"):
+            raise ConfigError(f"reward {address} has no judge(frames, context), as a FrameReward has.")
+        return completed(judge, FrameRewardDefaults)  # type: ignore[no-any-return]
+    inside = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    if len(inside) != 1:
+        raise ConfigError(f"{address} holds {len(inside)} safetensors files: name reward_model.safetensors.")
+    return ResnetReward(str(inside[0]))

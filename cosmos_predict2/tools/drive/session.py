@@ -43,11 +43,12 @@ from cosmos_predict2.rl.envs.streamed import StreamedEnv
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import lost
 from cosmos_predict2.rl.episodes.recording import CAMERA
-from cosmos_predict2.rl.imagined.check import PictureDistances, chosen, read_episodes, read_reward
+from cosmos_predict2.rl.imagined.check import PictureDistances, chosen, read_episodes
 from cosmos_predict2.rl.imagined.watch import HELD_OUT, LEARNT
 from cosmos_predict2.rl.interfaces import VecEnv
 from cosmos_predict2.rl.policies.files import find_policy
 from cosmos_predict2.rl.policies.null import are_motions, doing_nothing
+from cosmos_predict2.rl.rewards.resnet import read_reward
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
