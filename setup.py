@@ -97,7 +97,7 @@ EXTRAS["dev"] = [
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 setup(
-    version="0.2.0",
+    version="0.3.0",
     description="Post-training for video world models",
     long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
     long_description_content_type="text/markdown",
