@@ -20,6 +20,7 @@ from torch.nn import functional
 from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir, get_umt5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS, trimmed
+from cosmos_predict2.text.pretrained import DTYPES, EIGHT_BIT
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder, UMT5Encoder
 from imaginaire.buildable import shipped, signature
@@ -105,6 +106,7 @@ def parse_name(name: str) -> EncoderName:
     if (match := _FORM.fullmatch(name)) is None:
         return EncoderName(name)
     dtype = (match["rest"] or "").rpartition("-")[2]
+    dtype = dtype if dtype in (*DTYPES, EIGHT_BIT) else ""  # the last word of a name of one's own may be any
     return EncoderName(match["kind"], match["weights"], int(match["num_tokens"]), int(match["width"]), dtype)
 
 

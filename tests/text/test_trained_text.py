@@ -251,6 +251,7 @@ def test_names_tell_encoders_apart_but_for_tokens_and_rounding() -> None:
     assert other_text("", "bytes-v1-64x64") is None and other_text("none", "t5") is None
     for dtype in ("bfloat16", "int8"):
         assert parse_name(half.replace("bfloat16", dtype)).flags() == f"--text_encoder t5 --dtype {dtype}"
+    assert parse_name("own-v1-3x4-cased").dtype == "" and parse_name(half).dtype == "bfloat16"
     assert parse_name("t5").flags() == "--text_encoder t5" and parse_name("own").flags() == ""
     assert encode_command("a b", "bytes-v1-64x32").endswith(
         "--data 'a b' --text_encoder bytes --num_tokens 64 --text_width 32"
