@@ -11,10 +11,17 @@ import safetensors.torch
 import torch
 
 from cosmos_predict2.text.clip import ClipImageEncoder
-from cosmos_predict2.text.t5 import UMT5Encoder
+from cosmos_predict2.text.t5 import T5Encoder, UMT5Encoder
 from cosmos_predict2.text.trained_text import parse_name
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, ConfigError
 from tests.text.folders import T5_SIZES, original_clip, original_umt5, t5_folder
+
+
+@pytest.mark.parametrize("cls", [T5Encoder, UMT5Encoder])
+@pytest.mark.parametrize("option", [{"batch_size": 0}, {"max_length": 0}, {"dtype": "float16"}])
+def test_options_that_cannot_work_are_refused_before_weights_are_looked_for(cls: Any, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"must be 1 at least|float16"):
+        cls.problems("nowhere", **option)
 
 
 @torch.no_grad()
