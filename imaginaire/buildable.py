@@ -51,7 +51,11 @@ def completed(thing: T, defaults: type) -> T:
     """The same object or class, whose class has the optional members of ``defaults`` from now on; None stays None."""
     for name, default in vars(defaults).items():
         if thing is not None and not name.startswith("_") and not hasattr(thing, name):
-            setattr(thing if isinstance(thing, type) else type(thing), name, default)
+            cls = thing if isinstance(thing, type) else type(thing)
+            try:
+                setattr(cls, name, default)
+            except TypeError as error:  # of a built-in type
+                raise ConfigError(f"A {cls.__name__} has no '{name}' and can be given none: use a class.") from error
     return thing
 
 

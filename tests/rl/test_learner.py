@@ -3,6 +3,7 @@
 members its parts may lack."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,7 +20,7 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire import distributed
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.distributed.parallel import ParallelDims
-from imaginaire.errors import TrainingError
+from imaginaire.errors import ConfigError, TrainingError
 from tests.rl.vla_runs import batch, collected, experience, model
 
 
@@ -154,6 +155,8 @@ def test_objects_get_the_optional_members_that_they_lack_and_keep_their_own() ->
     one.offload()
     assert completed(None, EnvDefaults) is None
     assert not hasattr(object, "offload")
+    with pytest.raises(ConfigError, match=r"A SimpleNamespace has no .* use a class"):
+        completed(SimpleNamespace(), EnvDefaults)
 
 
 @pytest.mark.parametrize("defaults", [EnvDefaults, PolicyDefaults, RewardDefaults, FrameRewardDefaults])

@@ -168,7 +168,8 @@ def parallelize_policy(policy: nn.Module, dims: ParallelDims, fsdp_shard_size: i
     network = network_of(policy)
     if not (isinstance(network, nn.Module) and isinstance(network, PolicyNetwork)):
         option = "recompute=true" if recompute else f"fsdp_shard_size={fsdp_shard_size}"
-        raise ConfigError(f"model.config.{option} is for policies with blocks: a {type(policy).__name__} has none.")
+        needed = "policies whose network has blocks and PASSES"
+        raise ConfigError(f"model.config.{option} is for {needed}: a {type(policy).__name__} has none.")
     if recompute:
         for block in network.blocks():
             block.forward = functools.partial(_recomputed, block.forward)
