@@ -72,8 +72,11 @@ def improve(options: Options) -> WayVerdict:
             if step.name in results.left_out():
                 continue
             try:
-                if runner.run(step) and step.name in ("split", "tokenizer"):
-                    illustrate(step.name, options, recorded)
+                if runner.run(step):
+                    if step.name in ("split", "tokenizer"):
+                        illustrate(step.name, options, recorded)
+                    elif step.name.startswith("clone") and (clone := results.clone_verdict(step.name)):
+                        print(f"    | {clone['text']} {clone['next_step']}".rstrip(), file=runner.shown)
                 runner.steps = steps_of(options, recorded)  # what learns may be known now
             finally:
                 page = write_page(WayResults(options, runner))
@@ -144,9 +147,8 @@ def require_suite(options: Options, recorded: RecordedSizes) -> None:
 
 
 def require_unit(options: Options, low: Sequence[float], high: Sequence[float]) -> None:
-    """Refuse recordings in the unit of an environment that scales actions from [-1, 1] to ``low`` and ``high``."""
-    if all(end == -1 for end in low) and all(end == 1 for end in high):
-        return  # both units are the same
+    """Refuse recordings that go beyond [-1, 1], which the environment scales to ``low`` and ``high``."""
+    is_same = all(end == -1 for end in low) and all(end == 1 for end in high)
     source = LeRobotSource.open(options.data, options.action_keys)
     parts, looked_at = source.action_parts(), range(0, len(source), max(1, len(source) // MOST_LOOKED_AT))
     actions = numpy.concatenate([source.parts(i, parts) for i in looked_at])
@@ -156,8 +158,10 @@ def require_unit(options: Options, low: Sequence[float], high: Sequence[float]) 
     )
     word = "&" if "?" in options.suite else "?"
     if (abs(actions) > 1).mean() > MOST_BEYOND:
-        cure = f"If they are in its unit, write '{options.suite}{word}actions=native'; else record them from -1 to 1"
-        raise ConfigError(f"--suite {options.suite}: {about}. {cure}.")
+        native = f"If they are in its unit, write '{options.suite}{word}actions=native'; else record"
+        raise ConfigError(f"--suite {options.suite}: {about}. {'Record' if is_same else native} them from -1 to 1.")
+    if is_same:
+        return  # both units are the same
     log.warning("%s: %s; if that is its own unit, %sactions=native is missing", options.suite, about, word)
 
 

@@ -83,6 +83,11 @@ class WayResults:
     def played(self) -> Mapping[str, Mapping[str, Any]]:
         return way.played_clones(self.options)
 
+    def clone_verdict(self, name: str) -> dict[str, Any]:
+        """What a clone explains of held-out actions, in words; empty where it is not made."""
+        best = self.read(f"{way.CLONED}/{name}/clone.json").get("best", {})
+        return best.get("verdict", {}) if isinstance(best, dict) else {}
+
     def kept(self, phase: Phase) -> Path | None:
         """What was learnt, or the policy that learnt where that truly succeeds more, on starts that serve for nothing
         else; None where not all were tried."""
@@ -127,7 +132,8 @@ class WayResults:
                 sentence = f"The way ended at step {number}, {step.title}: {marker['error']}"
                 return WayVerdict("ended", sentence, "Mend what it names, and start the same command again.")
         if due.keys() - left_out:
-            return WayVerdict("unfinished", "The way is not at its end.", "Start the same command again: it goes on.")
+            cure = "Wait while it runs; else start the same command again: it goes on."
+            return WayVerdict("unfinished", "The way is not at its end.", cure)
         if self.is_full:
             truth = self.success(self.truth_of(chosen(options)))
             rate = f"{truth['rate']:.3f} of {truth['episodes']} episodes by whose starts it was not chosen"
@@ -237,6 +243,9 @@ def _ladder(results: WayResults) -> Iterator[tuple[str, str, str, str]]:
     if found := results.read("imagined/figures.json"):
         word = found["verdict"]["word"]
         yield "world model", word, "its actions", {"follows": "good", "ignores": "bad"}.get(word, "")
+    if found := results.clone_verdict(chosen(results.options).name):
+        word = {True: "sees", False: "blind"}.get(found["is_better"], "not known")
+        yield "clone", word, "held-out actions", {"sees": "good", "blind": "bad"}.get(word, "")
     for phase in results.phases:
         if found := results.card(phase):
             kind = {"go": "good", "no": "bad"}.get(found["verdict"], "")
@@ -290,7 +299,8 @@ def _clone(page: Page, results: WayResults) -> None:
     found = {clone: results.read(f"{way.CLONED}/{clone.name}/clone.json") for clone in clones_of(options)}
     if not found[learns]:
         return
-    page.heading("5. Clone", found[learns]["best"]["verdict"]["text"])
+    verdict = results.clone_verdict(learns.name)
+    page.heading("5. Clone", f"{verdict['text']} {verdict['next_step']}".rstrip())
     losses = {
         clone.title: [(one["iteration"], _number(one["loss"])) for one in content["history"]]
         for clone, content in found.items()

@@ -83,7 +83,12 @@ def recorded(num: int) -> Path:
 def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(
     robot: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = Options(data=Path("datasets/dot"), out=robot / "out", suite="gym:dot_robot:Dot-v0")
+    writer = Writer(robot / "data", fps=10)
+    writer.add(
+        Recording({"action": torch.zeros(5, 2).numpy()}, {"top": torch.zeros(3, 5, 32, 32).byte()}, "to the dot")
+    )
+    writer.finish()
+    options = Options(data=robot / "data", out=robot / "out", suite="gym:dot_robot:Dot-v0")
     fitting = replace(RECORDED, action_dim=2)
     with pytest.raises(ConfigError, match=r"Dot-v0, for actions of 3 numbers, as recorded: .* takes 2\. .*action_keys"):
         ways.require_suite(options, RECORDED)
@@ -181,7 +186,9 @@ def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
     native = r"those from 0 to 512 .* -200 to 200.*'gym:Dot-v0\?repeat=2&actions=native'; else"
     with pytest.raises(ConfigError, match=native):
         ways.require_unit(far, [0.0, 0.0], [512.0, 512.0])
-    ways.require_unit(far, [-1.0, -1.0], [1.0, 1.0])
+    with pytest.raises(ConfigError, match=r"go from -200 to 200\. Record them from -1 to 1\."):  # not clipped silently
+        ways.require_unit(far, [-1.0, -1.0], [1.0, 1.0])
+    ways.require_unit(near, [-1.0, -1.0], [1.0, 1.0])
     assert not caplog.messages
     ways.require_unit(near, [0.0, 0.0], [512.0, 512.0])
     assert "recorded ones go from -1 to 1; if" in caplog.text

@@ -140,8 +140,8 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
     options = replace(options, clones=2)
     seeds = [word for step in steps_of(options, RECORDED)[6:10] for word in step.words if "trainer.seed" in word]
     assert seeds == [f"trainer.seed={seed}" for seed in (3, 3, 4, 4)], "more clones come behind those that are there"
-    write_json(options.out / "posttraining/cloning/clone/clone.json", CLONED)
-    write_json(options.out / "posttraining/cloning/clone_4/clone.json", CLONED)
+    write_json(options.out / "posttraining/cloning/clone/clone.json", cloned(True))
+    write_json(options.out / "posttraining/cloning/clone_4/clone.json", cloned(True))
     write_json(options.out / "split.json", {"outcomes": [True, False, None, True]})
     with Runner(options.out, steps_of(options, RECORDED), shown=io.StringIO()) as runner:
         page = write_page(WayResults(options, runner)).read_text()
@@ -162,7 +162,28 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
             learning()
 
 
-CLONED = {"best": {"verdict": {"text": "It beats the mean."}}, "history": [{"iteration": 1, "loss": 0.5}]}
+def cloned(is_better: bool) -> dict[str, Any]:
+    verdict = {"is_better": is_better, "text": "It sees so much.", "next_step": "" if is_better else "Record more."}
+    return {"best": {"verdict": verdict}, "history": [{"iteration": 1, "loss": 0.5}]}
+
+
+def test_a_clone_that_sees_nothing_is_announced_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stood far down on the page alone, without its cure."""
+    options = replace(OPTIONS, out=tmp_path, suite="", policies=("pi05",), clones=1)
+    (tmp_path / "posttraining/cloning/clone").mkdir(parents=True)
+    contents: dict[str, tuple[str, Any]] = {
+        "clone": ("posttraining/cloning/clone/clone.json", cloned(False)),
+        "learning": ("learning", ""),
+    }
+    steps = writing(tmp_path, contents | {"gate": ("card.json", _card("doubtful", ""))})
+    monkeypatch.setattr(ways, "steps_of", lambda *_: steps)
+    monkeypatch.setattr(ways, "look", lambda _: RECORDED)
+    assert ways.improve(options).word == "unmeasured"
+    assert "It sees so much. Record more." in capsys.readouterr().out
+    page = (tmp_path / "index.html").read_text()
+    assert "blind" in page and "It sees so much. Record more." in page
 
 
 def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ class GymTask:
                 break
         raise ConfigError(
             f"{self._name}: info of a step has no {' or '.join(names)}, only {sorted(seen)}. Say what success is:"
-            " success=KEY of these, success=terminated, or success=return>=NUMBER."
+            " gym:ID?success=KEY of these, success=terminated, success=reward>=NUMBER or success=return>=NUMBER."
         )
 
     def _judged(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
