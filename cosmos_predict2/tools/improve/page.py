@@ -280,6 +280,8 @@ def _world_model(page: Page, results: WayResults, rule: dict[str, Any]) -> None:
     _plots(page, results.options.out / way.WORLD_MODEL, LOOKS)
     if found := results.read("imagined/figures.json"):
         page.verdict(f"It {found['verdict']['sentence']}.")
+        chunks = {name: values for name, values in found.get("by_chunk", {}).items() if name.startswith("PSNR")}
+        page.findings([f"{name}, by chunk: {', '.join(f'{one:.1f}' for one in each)}" for name, each in chunks.items()])
         page.clips(_clips(results.options.out, "imagined", "clip_*.mp4"))
         page.note("Held-out recordings, and what is imagined of their first picture and their own actions.")
         page.link("its evaluation, with all figures and videos", "imagined/index.html")

@@ -21,7 +21,7 @@ from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.improve import keep
 from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, difference, write_page
 from cosmos_predict2.tools.improve.steps import Runner, WayStep
-from cosmos_predict2.tools.improve.way import Options, RecordedSizes, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.way import WORLD_MODEL, Options, RecordedSizes, look, phases_of, steps_of
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError, DataError
@@ -165,6 +165,23 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
 def cloned(is_better: bool) -> dict[str, Any]:
     verdict = {"is_better": is_better, "text": "It sees so much.", "next_step": "" if is_better else "Record more."}
     return {"best": {"verdict": verdict}, "history": [{"iteration": 1, "loss": 0.5}]}
+
+
+def test_the_page_has_what_is_imagined_where_something_moves(tmp_path: Path) -> None:
+    """A world model follows its actions, and what decides the task fades: of this the page had nothing."""
+    run = tmp_path / "posttraining/video2world/world_model"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"iteration": 1}')
+    by_chunk = {"PSNR": [31.04, 29.0], "PSNR where something moves": [17.42, 14.8], "SSIM": [0.9, 0.8]}
+    figures = {"verdict": {"word": "follows", "sentence": "follows its actions"}, "by_chunk": by_chunk}
+    contents = {
+        "world_model": (f"{WORLD_MODEL}/stop_rule.json", {"text": ""}),
+        "imagined": ("imagined/figures.json", figures),
+    }
+    steps = writing(tmp_path, contents | {"gate": ("card.json", {})})
+    gone(replace(OPTIONS, out=tmp_path), steps, until=2)
+    page = (tmp_path / "index.html").read_text()
+    assert "PSNR where something moves, by chunk: 17.4, 14.8" in page and "SSIM, by" not in page
 
 
 def test_a_clone_that_sees_nothing_is_announced_at_its_step(
