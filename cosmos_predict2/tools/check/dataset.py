@@ -16,6 +16,7 @@ import attrs
 from cosmos_predict2.data import dataset_forms as forms
 from cosmos_predict2.data import dataset_latents
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.split import SUCCESS_COLUMN, recorded_outcomes
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import SAME_RATE, files_by_stem
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -345,6 +346,11 @@ def _check_lerobot(report: DatasetReport, folder: Path, required: Requirements) 
     report.clips = recordings.check_videos(source, is_fast=required.is_fast, workers=workers)
     try:
         _add_actions(report, recordings.lerobot_tables(source))
+        if SUCCESS_COLUMN in source.info.features:
+            ever, last = (recorded_outcomes(source, SUCCESS_COLUMN, last=one).count(True) for one in (False, True))
+            report.note(
+                f"{ever} of {len(source)} episodes succeed ({SUCCESS_COLUMN}), {last} still in their last picture"
+            )
     except DataError as error:
         report.fault(folder, "actions", str(error))
     report.add_findings(report.clips)
