@@ -9,8 +9,6 @@ import pytest
 
 from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError
-from imaginaire.training import preflight
-from tests.project.config import Waves
 
 FOREIGN = ("hydra.cc", "To append to your config", "full_key", "object_type", "multirun", "Config search path")
 
@@ -152,12 +150,3 @@ def test_a_config_file_that_does_not_work(
 def test_a_config_path_that_does_not_exist(config: str, tmp_path: Path) -> None:
     assert f"mean {config}" in message(str(tmp_path / "confg.py"))
     assert "no/config.py" in message("no/config.py") and "--config" in message("")
-
-
-class CheckedWaves(Waves):
-    check = True  # of its own, and no check of arguments
-
-
-def test_a_member_that_is_no_check_is_none() -> None:
-    data = f"dataloader_train.dataset._target_={__name__}.CheckedWaves"
-    assert preflight.findings(compose("tests/project/config.py", ["experiment=restless", data])) == []

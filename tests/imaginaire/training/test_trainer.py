@@ -19,7 +19,7 @@ from imaginaire.config import compose
 from imaginaire.distributed.places import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error, warning
-from imaginaire.training import trainer
+from imaginaire.training import preflight, trainer
 from imaginaire.training.callbacks import Callback
 from imaginaire.training.callbacks.base import HOOKS
 from imaginaire.training.model import ImaginaireModel
@@ -252,6 +252,15 @@ class RefusedLater(project.RestlessModel):
 class WithoutStep(ImaginaireModel):
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
+
+
+class CheckedWaves(project.Waves):
+    check = True  # of its own, and no check of arguments
+
+
+def test_a_member_that_is_no_check_is_none() -> None:
+    data = f"dataloader_train.dataset._target_={__name__}.CheckedWaves"
+    assert preflight.findings(compose.compose("tests/project/config.py", ["experiment=restless", data])) == []
 
 
 class Unreadable(project.Waves):
