@@ -84,12 +84,12 @@ class WayResults:
         return way.played_clones(self.options)
 
     def clone_verdict(self, name: str) -> dict[str, Any]:
-        """What a clone explains of held-out actions, in words; empty where it is not made."""
+        """The words on how much a clone explains of held-out actions; empty where it is not made."""
         best = self.read(f"{way.CLONED}/{name}/clone.json").get("best", {})
         return best.get("verdict", {}) if isinstance(best, dict) else {}
 
     def kept(self, phase: Phase) -> Path | None:
-        """What was learnt, or the policy that learnt where that truly succeeds more, on starts that serve for nothing
+        """The learnt policy, or the one that learnt where that truly succeeds more, on starts that serve for nothing
         else; None where not all were tried."""
         names = [*phase.trials_before, phase.trial_after]
         if not all(map(self.is_done, names)):
