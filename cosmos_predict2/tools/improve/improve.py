@@ -152,10 +152,9 @@ def require_unit(options: Options, low: Sequence[float], high: Sequence[float]) 
     source = LeRobotSource.open(options.data, options.action_keys)
     parts, looked_at = source.action_parts(), range(0, len(source), max(1, len(source) // MOST_LOOKED_AT))
     actions = numpy.concatenate([source.parts(i, parts) for i in looked_at])
-    about = (
-        f"actions from -1 to 1 are scaled to those from {min(low):.4g} to {max(high):.4g} of the environment, and the"
-        f" recorded ones go from {actions.min():.4g} to {actions.max():.4g}"
-    )
+    scaled = f"actions from -1 to 1 are scaled to those from {min(low):.4g} to {max(high):.4g} of the environment"
+    about = "actions beyond -1 and 1 are clipped" if is_same else scaled
+    about += f", and the recorded ones go from {actions.min():.4g} to {actions.max():.4g}"
     word = "&" if "?" in options.suite else "?"
     if (abs(actions) > 1).mean() > MOST_BEYOND:
         native = f"If they are in its unit, write '{options.suite}{word}actions=native'; else record"
