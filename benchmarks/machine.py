@@ -86,9 +86,9 @@ def parser(description: str | None, *flags: str, **defaults: Any) -> command_lin
 def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
     """The arguments, with PyTorch's threads set as they ask, and a folder for the runs."""
     arguments = made.parse_args()
-    if getattr(arguments, "threads", None):
+    if vars(arguments).get("threads"):
         torch.set_num_threads(arguments.threads)
-    if getattr(arguments, "output", None) == "":
+    if vars(arguments).get("output") == "":
         arguments.output = tempfile.mkdtemp(prefix="benchmark_")
     return arguments
 

@@ -251,7 +251,7 @@ def _require_both(source: LeRobotSource, outcomes: Sequence[bool | None]) -> Non
     if few:
         known = f"{counts[True]} succeeded and {counts[False]} failed"
         also = f"; of {unknown} the outcome is unknown" if unknown else ""
-        why = "" if counts[False] else " Without failures nothing can tell an imagined failure from a success."
+        why = "" if counts[False] else " Without failures an imagined one cannot be distinguished from a success."
         why = why if counts[True] else " Without successes there is nothing to learn from: is the column ever 1?"
         raise DataError(
             f"{source.info.root}: of {len(outcomes)} episodes {known}{also}, but {LEAST} of each are needed,"
