@@ -179,7 +179,7 @@ def _bad(folder: Path, name: str) -> Path:
     ("name", "words", "named"),
     [
         ("one", [], "has 1 episode"),
-        ("no failures", [], "16 succeeded and 0 failed, but 6 of each.*Record 6 more that failed.*imagined failure"),
+        ("no failures", [], "16 succeeded and 0 failed, but 6 of each.*Record 6 more that failed.*imagined one"),
         ("no successes", [], "0 succeeded and 16 failed.*Record 6 more that succeeded"),
         ("few", [], "12 succeeded and 1 failed.*Record 5 more that failed"),
         ("nan", [], r"actions that are not finite: number 1 of row 0 is nan"),
