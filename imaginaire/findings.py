@@ -7,7 +7,7 @@ A model, a data set or another class that a lazy call of the configuration names
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from imaginaire.errors import UserError
 
@@ -87,6 +87,11 @@ class Checked(Protocol):
 
         A check is quick: it reads headers and names, never data.
         """
+
+
+def is_checked(target: Any) -> TypeGuard[Checked]:
+    """``check`` may also be a member of its own that is no method."""
+    return isinstance(target, Checked) and callable(target.check)
 
 
 def worst(findings: Iterable[Finding]) -> Level:

@@ -6,7 +6,7 @@ A data set that a lazy call of the configuration names may be one that `GivesFac
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from imaginaire.buildable import arguments_of, signature, target_of
 from imaginaire.errors import UserError
@@ -45,11 +45,16 @@ class GivesFacts(Protocol):
         """
 
 
+def gives_facts(target: Any) -> TypeGuard[GivesFacts]:
+    """``facts`` may also be a member of its own that is no method."""
+    return isinstance(target, GivesFacts) and callable(target.facts)
+
+
 def facts_of(node: Mapping[str, Any]) -> DataFacts:
     """The facts of a lazy node; of a class without ``facts`` its name as kind, and its argument ``fps`` as rate."""
     target = target_of(node)
     arguments = arguments_of(node)
-    if isinstance(target, GivesFacts):
+    if gives_facts(target):
         return target.facts(arguments)
     parameters = signature(target)
     fps = arguments.get("fps", parameters["fps"].default if "fps" in parameters else None)

@@ -24,10 +24,10 @@ from imaginaire.checkpoint.weight_files import POINTER
 from imaginaire.config import lazy_config, registry
 from imaginaire.config import nodes as config_nodes
 from imaginaire.config.schema import Config
-from imaginaire.data.facts import GivesFacts, facts_of
+from imaginaire.data.facts import facts_of, gives_facts
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError, DataError, UserError
-from imaginaire.findings import CheckContext, Checked, Finding, error, refusals, warning
+from imaginaire.findings import CheckContext, Finding, error, is_checked, refusals, warning
 from imaginaire.training import run_folder
 from imaginaire.training.model import ImaginaireModel
 
@@ -142,7 +142,7 @@ def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping
     for section in nodes.values():
         for key, node in section.items():
             target = target_of(node, key)
-            if isinstance(target, Checked) and callable(target.check):
+            if is_checked(target):
                 is_held = key != "model" and isinstance(target, type) and issubclass(target, ImaginaireModel)
                 for one in target.check(arguments_of(node), replace(context, key=key)):
                     # A model reports keys as the run's own; one that another model holds has its place there.
@@ -194,7 +194,7 @@ def data_sets(section: Any) -> list[dict[str, Any]]:
 def _kind_of_validation(config: Config) -> Iterator[Finding]:
     """Validation on data of another kind than those of training, as where only the latter were chosen."""
     trained, validated = _kinds(config.dataloader_train), _kinds(config.dataloader_val)
-    is_known = any(isinstance(cls, GivesFacts) for cls in (*trained.values(), *validated.values()))
+    is_known = any(gives_facts(cls) for cls in (*trained.values(), *validated.values()))
     if not trained or not validated or trained.keys() & validated.keys() or not is_known:
         return
     yield warning(

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 import tests.project.config as project
+from cosmos_predict2.world_model.assembly import check_parts
 from imaginaire.config import compose
+from imaginaire.data.facts import facts_of
 from imaginaire.distributed.places import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error, warning
@@ -255,12 +257,15 @@ class WithoutStep(ImaginaireModel):
 
 
 class CheckedWaves(project.Waves):
-    check = True  # of its own, and no check of arguments
+    check, facts = True, ["waves"]  # its own, and neither a check of arguments nor facts that a class gives
 
 
 def test_a_member_that_is_no_check_is_none() -> None:
     data = f"dataloader_train.dataset._target_={__name__}.CheckedWaves"
-    assert preflight.findings(compose.compose("tests/project/config.py", ["experiment=restless", data])) == []
+    config = compose.compose("tests/project/config.py", ["experiment=restless", data])
+    assert preflight.findings(config) == []
+    assert facts_of(config.dataloader_train.dataset).kind == "CheckedWaves"
+    check_parts(None, "", [config.dataloader_train.dataset])
 
 
 class Unreadable(project.Waves):
