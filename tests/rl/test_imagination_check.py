@@ -34,7 +34,7 @@ from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone, actions_alone_of
-from cosmos_predict2.rl.imagined.verdict import BOUNDS, TRY, WITHIN, judge
+from cosmos_predict2.rl.imagined.verdict import BOUNDS, PAID, TRY, WITHIN, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions
@@ -471,8 +471,19 @@ def test_an_imagination_that_actions_alone_equal_is_named_and_one_that_they_beat
         judged = judge(figures, {"policy": found})
         assert judge(figures, {"policy": found}, ["played_ends"]).verdict == "go", "it was allowed"
         assert judged.verdict == expected and (judged.warnings == ()) is (expected == "doubtful")
+    assert "mixture correlates by 0.31" in str(judge(figures, {"": {PAID: Estimate(0.31)}}).warnings)
+    assert judge(figures, {"": {PAID: Estimate(math.nan)}}).warnings == ()
     found = {"true_ends": Estimate(0.3, 0.2, 0.4), "true_ends_by_actions": Estimate(0.8, 0.7, 0.9)}
     assert any("predicted better from the actions alone" in text for text in judge(figures, {"": found}).reasons)
+
+
+def test_what_is_paid_is_half_of_each_whatever_its_scale() -> None:
+    imagined, by_actions = numpy.array([[0.0, 1.0, 2.0, 5.0]]), numpy.array([[3.0, 9.0, 0.0, 0.0]])
+    paid = imagination_check._paid(imagined, by_actions)
+    assert numpy.allclose(paid, imagination_check._paid(1 + imagined / 50, by_actions * 100), atol=1e-3)
+    assert list(paid[0].argsort()) == [0, 2, 3, 1], "neither order alone"
+    alike = imagination_check._paid(0 * imagined, by_actions)
+    assert list(alike[0].argsort(kind="stable")) == [2, 3, 0, 1], "where imagination sees no difference"
 
 
 def test_pictures_without_their_gripper_are_near_to_recordings_and_are_known_all_the_same() -> None:

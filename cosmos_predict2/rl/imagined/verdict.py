@@ -17,6 +17,7 @@ from imaginaire.errors import ConfigError, near
 LEAST_EPISODES = 8  # held-out ones of either outcome: with fewer the area under the curve is uncertain by .2 and more
 LEAST_PLAYED = 20
 MOST_FALSE, MOST_NOTHING = 0.3, 0.12  # where success was paid at .35 and .13, the true one fell to 0
+PAID = "within_starts_paid"  # of the half of each that a policy is paid by, where `rl.actions_share` is its default
 BY_ACTIONS = "_by_actions"  # the end of the name of a figure that `ActionsAlone` has in place of imagination
 GO, DOUBTFUL, NO = "go", "doubtful", "no"
 
@@ -256,6 +257,11 @@ def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[
     within = figures.get(WITHIN)
     if isinstance(within, Estimate) and math.isnan(within.value):
         yield "too few starts of its true attempts have both outcomes for the figure inside a start"
+    if isinstance(mixed := figures.get(PAID), Estimate) and not math.isnan(mixed.value):
+        yield (
+            f"half of what is paid is by the actions alone: with truth inside a start the mixture correlates by"
+            f" {mixed.as_text()}"
+        )
     yield from (text for text, is_clear in _beaten(figures, allowed) if not is_clear)
     first, last = (figures.get(name, math.nan) for name in ("obedience", "obedience_last"))
     if last < first / 2:
