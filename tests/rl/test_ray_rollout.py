@@ -130,10 +130,11 @@ def policy() -> Iterator[ToyPolicy]:
 
 
 @pytest.mark.slow
-def test_episodes_on_two_workers_are_those_of_this_process_also_after_an_update(
-    cluster: None, policy: ToyPolicy
+def test_episodes_on_two_workers_are_those_of_this_process_and_a_killed_one_costs_its_own(
+    cluster: None, policy: ToyPolicy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    env = ToyEnv(NUM // 2)
+    """Also after an update; the worker that takes the place of the killed one has the newest weights."""
+    env = Deadly(NUM // 4, str(tmp_path))
     local = LocalRollout(policy, env)
     with closing(RayRollout(policy, env, num_workers=2)) as remote:
         for _ in range(2):
@@ -147,6 +148,19 @@ def test_episodes_on_two_workers_are_those_of_this_process_also_after_an_update(
             assert torch.equal(together.success_E, alone.success_E)
             with torch.no_grad():
                 policy.mlp[0].weight += 0.1
+        remote.sync(policy)
+        (tmp_path / "once").touch()
+        with caplog.at_level(logging.WARNING):
+            played = remote.collect(starts(NUM))
+        is_lost = torch.zeros(NUM, dtype=torch.bool)
+        is_lost[6:9] = True  # the part of trial 7
+        assert torch.equal(~played.is_valid_E, is_lost) and (remote.lost, remote.restarts) == (3, 1)
+        assert "its 3 episodes are invalid" in caplog.text
+        expected = tensors_of(whole := local.collect(starts(NUM)))  # which nothing kills any more
+        kept = (~is_lost).nonzero().flatten()
+        assert_close(tensors_of(played.rows(kept)), tensors_of(whole.rows(kept)), rtol=0, atol=0)
+        assert not played.success_E[is_lost].any() and not played.executed_M_E_A[:, is_lost].any()
+        assert_close(tensors_of(remote.collect(starts(NUM))), expected, rtol=0, atol=0)  # it was started again
 
 
 @pytest.mark.long
@@ -165,28 +179,6 @@ def test_a_world_model_that_is_refined_is_refined_in_the_workers_too(cluster: No
         after = remote.collect(few)
         assert_close(tensors_of(after), tensors_of(local.collect(few)), rtol=0, atol=0)
         assert not torch.equal(after.reward_M_E_A, before.reward_M_E_A)
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_in_a_rollout_costs_its_own_episodes(
-    cluster: None, policy: ToyPolicy, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "once").touch()
-    env = Deadly(3, str(tmp_path))
-    with closing(RayRollout(policy, env, num_workers=2)) as remote:
-        with caplog.at_level(logging.WARNING):
-            played = remote.collect(starts(NUM))
-        is_lost = torch.zeros(NUM, dtype=torch.bool)
-        is_lost[6:9] = True  # the part of trial 7
-        assert torch.equal(~played.is_valid_E, is_lost) and (remote.lost, remote.restarts) == (3, 1)
-        assert "its 3 episodes are invalid" in caplog.text
-        expected = LocalRollout(policy, env).collect(starts(NUM))  # which nothing kills any more
-        kept = (~is_lost).nonzero().flatten()
-        assert_close(tensors_of(played.rows(kept)), tensors_of(expected.rows(kept)), rtol=0, atol=0)
-        assert not played.success_E[is_lost].any() and not played.executed_M_E_A[:, is_lost].any()
-        assert_close(
-            tensors_of(remote.collect(starts(NUM))), tensors_of(expected), rtol=0, atol=0
-        )  # it was started again
 
 
 @pytest.mark.long
