@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names and rate of recorded actions go with what learns from them, and another order or rate is refused by both."""
 
+import functools
 import importlib
 import json
 from contextlib import nullcontext
@@ -70,9 +71,14 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@functools.cache
+def released() -> Any:
+    return imagination_of(device="cpu")
+
+
 def imagination(contract: ActionContract) -> Any:
     """A world model of actions with this contract, as its weights would have it."""
-    made = imagination_of(device="cpu")
+    made = released()
     transform = ActionTransform.from_json(
         ActionTransform(kind="controller", scale=controller(4).scale, stats=contract.to_dict() or None).to_json()
     )
