@@ -5,6 +5,7 @@ import copy
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from imaginaire.checkpoint import layout as checkpoint_layout
-from imaginaire.checkpoint.layout import KINDS, CheckpointSet
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet, all_sets, write_pointer
 from imaginaire.config.compose import compose
 from imaginaire.training.trainer import ImaginaireTrainer, launch
 
@@ -51,13 +52,25 @@ def saved(root: Path, name: str = "restless") -> dict[str, Any]:
     return trees
 
 
-def assert_resumes(
-    root: Path, overrides: Sequence[str], *stops: int, name: str = "restless", config: str = CONFIG
-) -> None:
-    """A run that ends at each of ``stops`` and goes on, in ``parts``, is bit for bit the one in ``whole``."""
-    for folder, ends in (("whole", stops[-1:]), ("parts", stops)):
-        for end in ends:
-            assert train(root / folder, [*overrides, f"trainer.max_iter={end}"], config=config) == 0
+def rewind(whole: Path, parts: Path, iteration: int) -> None:
+    """Copy a run's folder to ``parts``, as a run leaves it that is killed when this iteration is saved."""
+    shutil.copytree(whole, parts)
+    for one in all_sets(str(parts / "checkpoints")):
+        if one.iteration == iteration:
+            write_pointer(one)
+        for kind in KINDS if one.iteration > iteration else ():
+            one.remove(kind)
+
+
+def assert_resumes(root: Path, overrides: Sequence[str], saves: int, end: int, name: str, config: str) -> None:
+    """A run that goes on from its first save, in ``parts``, ends bit for bit as the one in ``whole`` that did not stop.
+
+    A run that ends, and is given more iterations: tests/imaginaire/training/test_resume.py.
+    """
+    overrides = [*overrides, f"checkpoint.save_iter={saves}", f"trainer.max_iter={end}"]
+    assert train(root / "whole", overrides, config=config) == 0
+    rewind(run_dir(root / "whole", name), run_dir(root / "parts", name), saves)
+    assert train(root / "parts", overrides, config=config) == 0
     assert difference(saved(root / "whole", name), saved(root / "parts", name)) is None
     assert losses(root / "whole", name) == losses(root / "parts", name)
 

@@ -37,7 +37,7 @@ from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext
 from tests.multiprocess import run_distributed
 from tests.rl.runs import CONFIG, LORA, NAME, RL, rl_options, run
-from tests.training import difference, saved, states, steps, train
+from tests.training import difference, rewind, run_dir, saved, states, steps, train
 
 FLOW_GRPO, DDRL, NFT = "tiny_flow_grpo_toy_world", "tiny_ddrl_toy_world", "tiny_nft_toy_world"
 TWICE = [f"{RL}.updates=2", f"{RL}.minibatches=2", "trainer.grad_accum_iter=2"]  # four updates of one experience
@@ -78,12 +78,13 @@ def test_every_variant_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
     """With several updates of an experience, saves wait for its end and later updates move the ratio."""
     options, whole, parts = [*VARIANTS[name], "optimizer.lr=1e-3"], tmp_path / "whole", tmp_path / "parts"
     each = 4 if set(TWICE) <= set(options) else 2
-    records = run(whole, *options, f"trainer.max_iter={2 * each}", f"checkpoint.save_iter={2 * each}")
-    run(parts, *options, f"trainer.max_iter={each}", f"checkpoint.save_iter={each - 1}")
-    models = parts / "tests/engine" / NAME / "checkpoints/model"
-    wanted = [f"iter_{each:09d}.pt"] if each == 4 else ["iter_000000001.pt", "iter_000000002.pt"]
-    assert sorted(path.name for path in models.iterdir()) == wanted
-    assert run(parts, *options, f"trainer.max_iter={2 * each}", f"checkpoint.save_iter={2 * each}")
+    options += [f"trainer.max_iter={2 * each}", f"checkpoint.save_iter={each - 1}"]
+    records = run(whole, *options)
+    models = run_dir(whole, NAME) / "checkpoints/model"
+    wanted = [4, 8] if each == 4 else [1, 2, 3, 4]
+    assert sorted(path.name for path in models.iterdir()) == [f"iter_{i:09d}.pt" for i in wanted]
+    rewind(run_dir(whole, NAME), run_dir(parts, NAME), each)
+    assert run(parts, *options)
     assert difference(saved(whole, NAME), saved(parts, NAME)) is None
     assert records[0]["train/agreement_valid_rate"] == 1
     if "train/log_prob_ratio" in records[0]:
