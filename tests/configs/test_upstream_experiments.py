@@ -12,6 +12,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 import cosmos_predict2.configs.base.experiment as experiment_folder
+from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from imaginaire.config import registry
 from imaginaire.config.compose import compose, experiment_names
 from imaginaire.config.lazy_config import save_yaml, to_yaml
@@ -190,21 +191,6 @@ def test_the_template_of_the_guide_composes_and_training_names_what_is_absent(dr
         preflight.check_launch(config)
 
 
-@pytest.mark.slow  # megatron-core takes seconds to import
-def test_a_published_file_composes_and_its_saved_configuration_runs_again(drop: Drop, tmp_path: Path) -> None:
-    pytest.importorskip("megatron.core", reason="pip install -e '.[compat]'")
-    drop(kitchen=PUBLISHED_FORM)
-    config = compose(BASE, ["experiment=predict2_video2world_training_2b_kitchen"])
-    data = config.dataloader_train
-    assert data.dataset.dataset_dir == data.sampler.dataset.dataset_dir == "datasets/kitchen"
-    assert (data.drop_last, data.num_workers, list(data.dataset.video_size)) == (True, 8, [704, 1280])
-    assert config.model_parallel.context_parallel_size == 2 and config.optimizer.lr == 2**-14.5
-    assert config.trainer.callbacks.iter_speed.hit_thres == 10
-    save_yaml(config, tmp_path / "config.yaml")
-    assert to_yaml(compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
-    assert preflight.findings(config)[-1].key != "dataloader_train", "a torch DataLoader is nothing wrong"
-
-
 def test_a_file_that_does_not_import_takes_only_its_own_experiments_away(
     drop: Drop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,8 +266,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("imaginaire", "scripts"):
         (root / name).symlink_to(ROOT / name)
     (root / "cosmos_predict2/configs/base/experiment/kitchen.py").write_text(PUBLISHED_FORM)
-    toy = ["--out", "datasets/toy", "--episodes", "10", "--text_encoder", "bytes", "--num_tokens", "64"]
-    run(root, "-m", "scripts.make_toy_world", *toy, "--text_width", "64")
+    toy = ToyFolder(episodes=8, val_fraction=0, text_encoder="bytes", num_tokens=64, text_width=64)
+    write_folder(str(root / "datasets/toy"), toy)
     return root
 
 
@@ -292,8 +278,8 @@ def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
-def test_a_published_file_trains_on_two_processes_and_goes_on_alone(
+@pytest.mark.slow  # megatron-core takes seconds to import
+def test_a_published_file_composes_and_trains_on_two_processes_and_goes_on_alone(
     checkout: Path, drop: Drop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone in this process, which may have imported megatron-core for another test."""
@@ -301,6 +287,15 @@ def test_a_published_file_trains_on_two_processes_and_goes_on_alone(
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--standalone"]
     run(checkout, *torchrun, "-m", "scripts.train", "--", name, "trainer.max_iter=2")
     drop(kitchen=PUBLISHED_FORM)
+    config = compose(BASE, ["experiment=predict2_video2world_training_2b_kitchen"])
+    data = config.dataloader_train
+    assert data.dataset.dataset_dir == data.sampler.dataset.dataset_dir == "datasets/kitchen"
+    assert (data.drop_last, data.num_workers, list(data.dataset.video_size)) == (True, 8, [704, 1280])
+    assert config.model_parallel.context_parallel_size == 2 and config.optimizer.lr == 2**-14.5
+    assert config.trainer.callbacks.iter_speed.hit_thres == 10
+    save_yaml(config, tmp_path / "config.yaml")
+    assert to_yaml(compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
+    assert preflight.findings(config)[-1].key != "dataloader_train", "a torch DataLoader is nothing wrong"
     monkeypatch.chdir(checkout)
     assert launch(compose(str(ROOT / BASE), [name])) == 0
     run_dir = tmp_path / "out/posttraining/video2world/tiny_kitchen"
