@@ -194,7 +194,7 @@ def test_a_command_of_the_guide(command: str, here: str, code: int, printed: str
     assert printed in made
 
 
-@pytest.mark.slow
+@pytest.mark.long  # its flags change with the version of Ray that constraints.txt has
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra rl: Ray's own commands")
 def test_rays_own_commands_of_the_guide_are_there_with_their_flags(checkout: Path) -> None:
     """One process, as importing Ray is what each takes its time for; a flag that it does not have is an error."""

@@ -164,8 +164,9 @@ def test_a_twin_trains_whole_then_adapters_then_by_rewards(tmp_path: Path) -> No
     assert train(tmp_path, [*options, "trainer.max_iter=2"], config=CONFIG) == 0
     weights = run_dir(tmp_path, "wan") / "checkpoints/model/iter_000000002.pt"
     adapted = [*options[:-1], "job.name=lora", "model.config.train_architecture=lora"]
-    adapted += [f"model.config.model_manager_config.dit_path={weights}", "trainer.max_iter=2"]
-    assert train(tmp_path, adapted, config=CONFIG) == 0
+    adapted += [f"model.config.model_manager_config.dit_path={weights}", "trainer.max_iter=1"]
+    quiet = ["trainer.run_validation=False", "trainer.callbacks.draw_samples=null"]
+    assert train(tmp_path, [*adapted, *quiet], config=CONFIG) == 0
     rl = [
         "experiment=tiny_wan2pt1_flow_grpo_toy_world",
         *options[1:3],
@@ -174,9 +175,4 @@ def test_a_twin_trains_whole_then_adapters_then_by_rewards(tmp_path: Path) -> No
         "trainer.max_iter=1",
     ]
     rl += ["dataloader_train.batch_size=2", "model.config.rl.num_rollout=2", "model.config.rl.rollout_batch=4"]
-    rl += [
-        "trainer.run_validation=False",
-        "trainer.callbacks.draw_samples=null",
-        "trainer.callbacks.quality_alarm=null",
-    ]
-    assert train(tmp_path, rl, config=CONFIG) == 0
+    assert train(tmp_path, [*rl, *quiet, "trainer.callbacks.quality_alarm=null"], config=CONFIG) == 0

@@ -51,13 +51,14 @@ SHORT_POLICY = (
     " model.config.rl.minibatches=1"
 )
 SHORT = {  # what the commands of the page get besides
-    "job.name=my_callback": "trainer.max_iter=5",
-    "experiment=my_project": "trainer.max_iter=3 trainer.run_validation=false",
+    "job.name=my_callback": "trainer.max_iter=5 trainer.run_validation=false trainer.callbacks.draw_samples=null",
+    "experiment=my_project": "trainer.max_iter=1 trainer.run_validation=false trainer.callbacks.draw_samples=null",
     "job.name=brighter": SHORT_RL,
     "scripts.collect": "--episodes 4",
     "--policy my_policy": "--steps 5",
     "experiment=my_policy": SHORT_POLICY,
     "--suite my_robot": "--episodes 2 --out outputs/evaluation",
+    "--solver ancestral": "--num_steps 2",
 }
 
 

@@ -153,7 +153,8 @@ def test_a_world_model_of_two_views_is_refined_by_what_both_show(state: str, tmp
     words = ["experiment=world_model_recordings", "job.name=world", "trainer.max_iter=1"]
     words += ["trainer.callbacks.stop_rule=null", f"model.config.pipe_config.state={state}"]
     words += [f"dataloader_train.dataset.{one}" for one in own]
-    words += ["trainer.run_validation=false", "model.config.pipe_config.tokenizer.weights=null"]
+    words += ["trainer.run_validation=false", "trainer.callbacks.draw_samples=null"]
+    words += ["model.config.pipe_config.tokenizer.weights=null", "model.config.pipe_config.net.num_blocks=1"]
     assert train(tmp_path, words, config="cosmos_predict2/configs/base/config.py") == 0
     words = ["--dataset", str(data), "--camera", BOTH, "--out", f"{tmp_path}/starts"]
     make_reset_states.run(make_reset_states.parser.parse_args(words))
