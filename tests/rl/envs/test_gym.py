@@ -24,19 +24,20 @@ def task(**settings: Any) -> GymTask:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["OurPoint-v0", "OurPointMade-v0"])
-def test_a_registered_environment_is_a_suite_in_processes_of_its_own(name: str) -> None:
+def test_a_registered_environment_is_a_suite_in_processes_of_its_own() -> None:
     """One is registered by a path, one by a function without a name, which cannot travel to another process."""
     policy = SimpleNamespace(action_dim=2, chunk=3)
-    place = suites.find(f"gym:tests.rl.envs.gym_worlds:{name}?image_size=24&repeat=2&sentence=to the goal")
+    made = suites.find(f"gym:{POINT.replace('Point', 'PointMade')}?image_size=24&sentence=push").env(1, policy)
+    assert made.reset()[0]["full_image"].shape == (1, 24, 48, 3)
+    place = suites.find(f"gym:{POINT}?image_size=24&repeat=2&sentence=to the goal")
     env = place.env(3, policy)
-    assert env.metadata["max_steps"] == 6 and env.metadata["suite"] == f"gym:{name}"
+    assert env.metadata["max_steps"] == 6 and env.metadata["suite"] == "gym:OurPoint-v0"
     observed, _ = env.reset()
     assert observed["full_image"].shape == (3, 24, 48, 3) and observed["task_description"] == ["to the goal"] * 3
     check_environment(env)
-    in_pixels = suites.find(f"gym:tests.rl.envs.gym_worlds:{name}?image_size=24&kind=absolute&actions=native")
+    in_pixels = suites.find(f"gym:{POINT}?image_size=24&kind=absolute&actions=native")
     check_environment(in_pixels.env(3, SimpleNamespace(action_dim=2, chunk=3, sentences=())))
-    unnamed = suites.find(f"gym:tests.rl.envs.gym_worlds:{name}?image_size=24")
+    unnamed = suites.find(f"gym:{POINT}?image_size=24")
     knowing = SimpleNamespace(action_dim=2, chunk=3, sentences=("to the goal",))
     assert unnamed.env(1, knowing).reset()[0]["task_description"] == ["to the goal"]
     with pytest.raises(ConfigError, match=r"cloned on 2 tasks.*\?sentence=to the goal', or another of"):

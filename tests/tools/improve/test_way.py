@@ -36,7 +36,7 @@ RECORDED = RecordedSizes(size=(64, 64), height=96, camera="top", action_dim=3, n
 OWN = "cosmos_predict2.rl.policies.toy:ToyPolicy"
 
 
-@pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft",), ("openvla_oft", "pi05"), (OWN,)])
+@pytest.mark.parametrize("policies", [("pi05",), ("openvla_oft", "pi05"), (OWN,)])
 def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...]) -> None:
     options = replace(OPTIONS, policies=policies, clones=len(policies), camera="top", seed=3, phases=2)
     options = replace(options, imports=("json",), allow_unchecked=True, state=True, action_keys=("action.a", "b"))

@@ -160,11 +160,18 @@ def wan(**changes: Any) -> Workload:
     return replace(workload(lora_targets=targets, **changes), net=WanDiT(time_channels=32, **sizes, **picture))
 
 
+PICTURES = [  # with a picture, and precision
+    (False, torch.float32),
+    (True, torch.bfloat16),
+    pytest.param(False, torch.bfloat16, marks=pytest.mark.long),
+    pytest.param(True, torch.float32, marks=pytest.mark.long),
+]
+
+
 @AS_ON_GPUS
-@pytest.mark.parametrize("reads_picture", [False, True])
+@pytest.mark.parametrize(("reads_picture", "precision"), PICTURES)
 @pytest.mark.parametrize("mode", ["none", "mm_only", "block_wise"])
 @pytest.mark.parametrize("lora_rank", [None, 4])
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_what_a_network_of_wan_keeps_is_what_is_measured(
     reads_picture: bool, mode: str, lora_rank: int | None, precision: torch.dtype
 ) -> None:

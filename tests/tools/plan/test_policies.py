@@ -60,8 +60,15 @@ def tiny(name: str, folder: Path) -> tuple[Any, PolicySize]:
     return OpenVLAPolicy(str(folder)), replace(size, towers=towers, trunk=trunk, **sizes)
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("precision", "recomputes"),
+    [
+        (torch.float32, False),
+        (torch.bfloat16, True),
+        pytest.param(torch.float32, True, marks=pytest.mark.long),
+        pytest.param(torch.bfloat16, False, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", ["openvla_oft", "openpi"])
 def test_what_a_policy_keeps_is_what_is_planned(
     name: str, precision: torch.dtype, recomputes: bool, tmp_path: Path
