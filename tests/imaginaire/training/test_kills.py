@@ -163,7 +163,6 @@ FEW = {
         "before model/iter_000000003.pt",
         "amid optim/iter_000000006.pt",
         "after rename to trainer/iter_000000006.pt",
-        "after rename to latest_checkpoint.txt",
         "after removing optim/iter_000000003.pt",
     ],
     "dcp": ["amid iter_000000006/optim", "after iter_000000006/trainer", "after removing iter_000000003/optim"],

@@ -69,8 +69,8 @@ def _two_ranks(root: Path, layouts: list[str]) -> None:
     for layout in layouts:
         run_whole(root / layout / "whole", LAYOUTS[layout])
         run_in_two(root / layout / "parts", LAYOUTS[layout])
-    if "replicate" in layouts:
-        run_in_two(root / "wrong_rng", LAYOUTS["replicate"], _other_rng_on_rank_1)
+    if "async_dcp" in layouts:
+        run_in_two(root / "wrong_rng", LAYOUTS["async_dcp"], _other_rng_on_rank_1)
 
 
 def _other_rng_on_rank_1(kind: str, tree: Any) -> Any:
@@ -88,8 +88,8 @@ def test_two_processes(tmp_path: Path, layouts: list[str]) -> None:
     run_distributed(_two_ranks, 2, args=(tmp_path, layouts))
     for layout in layouts:
         assert compare(tmp_path / layout / "whole", tmp_path / layout / "parts") is None, layout
-    if "replicate" in layouts:
-        different = compare(tmp_path / "replicate" / "whole", tmp_path / "wrong_rng")
+    if "async_dcp" in layouts:
+        different = compare(tmp_path / "async_dcp" / "whole", tmp_path / "wrong_rng")
         assert different is not None, "rank 1's generators are not needed"
 
 
