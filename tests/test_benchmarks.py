@@ -22,6 +22,7 @@ from cosmos_predict2.toy_world.rendering import detect
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import target_of
 from imaginaire.errors import ConfigError, TrainingError
+from tests.programs import warm_python
 
 FOLDER = Path(machine.__file__).parent
 
@@ -207,7 +208,8 @@ def test_both_policies_roll_out_and_learn(
 
 
 @pytest.mark.slow
-def test_the_plan_is_of_the_changed_configuration(tmp_path: Path) -> None:
+def test_the_plan_is_of_the_changed_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python())
     found = vla.planned("openvla", "2B", flags(tmp_path, envs=16, groups_of=8, decisions=2))
     assert {"whole", "adapters"} <= found.keys() and found["whole"]["total"] > found["adapters"]["total"] > 1e10
 
