@@ -40,6 +40,7 @@ _ENDS = 1 << 16  # of a larger one: the beginning and the end
 _LEFT = re.compile(r"\b(\d+) (s|min|h|days)(?: (\d+) (min|h))? left\b")  # as `imaginaire.log.duration` writes it
 _ERROR = re.compile(r"(error|\w+Error): ")  # how our programs say what a user can mend
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "days": 86400}
+BUSY = 1.5  # programs that want a processor, for each that there is
 LEAST_MEASURED_S = 60.0  # of steps that are done, before their speed predicts that of the others
 _TAIL = 12  # lines of a program that failed without a message of ours
 
@@ -212,7 +213,7 @@ class Runner:
                         next_line = now + max(LINES_S, (now - began) / 20)
                         in_step = max(0.0, ends[-1] - now) if ends else None
                         of_step = "" if in_step is None else f"{duration(in_step)} left, "
-                        self._say(f"{number}: {of_step}{self._of_all(step, now - began, in_step)}")
+                        self._say(f"{number}: {of_step}{self._of_all(step, now - began, in_step)}{busy()}")
             for thread in threads:
                 thread.join()
         return child.returncode, printed
@@ -238,6 +239,12 @@ class Runner:
         later = self.steps[self.steps.index(now) + 1 :]  # those before it were done, or a gate's no left them out
         left += speed * sum(step.guess_s for step in later if step not in done)
         return f"about {duration(left)} left of {duration(took + in_step_s + left)}"
+
+
+def busy() -> str:
+    """A note where more programs run than this machine has processors: the way is slower by them."""
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    return f" (a busy machine: load {load:.1f} on {processors} processors)" if load > BUSY * processors else ""
 
 
 def time_left(line: str) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.tools.improve.steps import Runner, WayStep, digest, time_left
+from cosmos_predict2.tools.improve.steps import Runner, WayStep, busy, digest, time_left
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.storage import write_json
 from tests.programs import warm_python
@@ -129,6 +129,13 @@ def test_time_left_is_read_from_what_programs_print() -> None:
     assert time_left("embeddings: 120 of 400, 30 %, 1 h 20 min left") == 4800
     assert time_left("iter 100/3000 3 % loss 0.1 0.21 s/iter, 45 s left data 3 %") == 45
     assert time_left("iter 100/3000 3 % loss 0.1 0.21 s/iter") is None
+
+
+def test_a_machine_with_more_programs_than_processors_is_called_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for load, expected in ((2.9, ""), (7.64, " (a busy machine: load 7.6 on 2 processors)")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 1.0, 1.0))
+        assert busy() == expected
 
 
 def test_steps_that_were_left_out_take_no_time_any_more(tmp_path: Path) -> None:
