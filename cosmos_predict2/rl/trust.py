@@ -22,7 +22,6 @@ from typing import Any, Literal, get_args
 from cosmos_predict2.checkpoints.card import run_folder, run_tree
 from cosmos_predict2.released import tiny_action_path
 from cosmos_predict2.rl.envs.remote import address_of, facts_of
-from cosmos_predict2.rl.policies.files import refuse_blind_clone
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import describe
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, latest
@@ -141,9 +140,6 @@ class LearntIn:
         self.is_checked = self.has_card = config.card is not None
         if config.card is None or not self.inputs:  # nothing is imagined
             return
-        path = config.policy.get("path") if isinstance(config.policy, Mapping) else None
-        if path and not config.allow_unchecked:
-            refuse_blind_clone(str(path))
         flags = " ".join(f"--{name} {place}" for name, place in places.items())
         out = "CARD, and serve it there with --card CARD" if address_of(config.card) else config.card
         command = f"{PROGRAM} --data my_data {flags} --out {out}"

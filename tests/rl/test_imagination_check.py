@@ -176,8 +176,12 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     found = attempted(NullPolicy("still", torch.zeros(1, 12, 4)))
     assert found["true_above_nothing"].value == 0 and math.isnan(found["within_starts"].value)
     assert found["greedy_above_sampled"].value == 0
-    about = dict(explained=-0.01, low=-0.03, high=0.01, recordings=17)
-    assert judge(figures(), {"policy": imagination_check.clone_figures(about)}).verdict == "no"
+    about = dict(explained=0.04, low=-0.04, high=0.13, recordings=17)
+    blind = imagination_check.clone_figures(about)
+    assert judge(figures(), {"policy": blind}).verdict == "no", "its interval reaches 0"
+    assert judge(figures(), {"policy": imagination_check.clone_figures({**about, "recordings": 2})}).verdict != "no"
+    seen = judge(figures(), {"policy": {**blind, "true_above_nothing": Estimate(0.04, 0.03, 0.06)}})
+    assert seen.verdict == "doubtful" and "true success less" in seen.reasons[0], "true attempts know it better"
     assert imagination_check.clone_figures({}) == {}, "not a clone of recordings"
     judged = judge(figures(), {"policy": found})
     assert judged.verdict == "no" and any("that of doing nothing" in reason for reason in judged.reasons)
@@ -276,7 +280,9 @@ def test_the_verdict_follows_the_bounds() -> None:
     assert doubtful.verdict == "doubtful" and "0.70 [0.60, 0.80]" in doubtful.reasons[0]
     for bound in BOUNDS:
         if bound.no is not None:
-            wrong = judge(figures(**{bound.name: bound.no + (-0.01 if bound.is_least else 0.01)}))
+            found = figures(**{bound.name: bound.no + (-0.01 if bound.is_least else 0.01)})
+            found.pop(bound.unless, None)
+            wrong = judge(found)
             assert wrong.verdict == "no" and wrong.next_step == bound.cure and bound.why in wrong.reasons[0]
             unknown = judge(figures(**{bound.name: float("nan")}))
             assert unknown.verdict == ("doubtful" if bound.name == WITHIN else "go"), "not measured"

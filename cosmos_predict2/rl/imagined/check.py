@@ -41,7 +41,7 @@ from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS, PAID
 from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
-from cosmos_predict2.rl.policies.null import NullPolicy, are_motions, doing_nothing
+from cosmos_predict2.rl.policies.null import LEAST_RECORDINGS, NullPolicy, are_motions, doing_nothing
 from cosmos_predict2.rl.rewards.resnet import KEY
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire import foreign_json
@@ -370,7 +370,8 @@ def clone_figures(about: Mapping[str, Any]) -> Figures:
     made without a simulator."""
     if not isinstance(value := about.get("explained"), (int, float)):
         return {}
-    low, high = (about.get(name, math.nan) for name in ("low", "high"))
+    is_known = about.get("recordings", 0) >= LEAST_RECORDINGS
+    low, high = (about.get(name, math.nan) if is_known else math.nan for name in ("low", "high"))
     return {"explained": Estimate(value, low, high, about.get("recordings", 0))}
 
 

@@ -52,7 +52,8 @@ class Bound:
     doubtful where its interval reaches beyond ``no``.
 
     ``is_least``: larger values are better. None: this figure alone forbids nothing, or is never doubtful. ``unless``
-    names a figure that answers the same question better, beside which this one is not judged.
+    names a figure that answers the same question better, beside which this one is not judged. ``by_interval``: it
+    forbids learning where its interval reaches beyond ``no``.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Bound:
     cure: str
     is_least: bool = True
     unless: str = ""
+    by_interval: bool = False
 
     def judged(self, value: float, worst: float) -> Verdict:
         """Judge a figure by its value and the worse end of its interval."""
@@ -70,7 +72,7 @@ class Bound:
         def reaches(bound: float, value: float = value) -> bool:
             return value >= bound if self.is_least else value <= bound
 
-        if self.no is not None and not reaches(self.no):
+        if self.no is not None and not reaches(self.no, worst if self.by_interval else value):
             return "no"
         return "go" if reaches(self.go) and (self.no is None or reaches(self.no, worst)) else "doubtful"
 
@@ -106,7 +108,8 @@ BOUNDS = (
     Bound("above_nothing", "the policy valued above doing nothing", 0.60, 0.52,
         "a clone that does nothing teaches as little as one that does harm", CLONE),
     Bound("explained", "of held-out actions the clone explains", 0.05, 0.00,
-        "one that explained -.01 had the success of doing nothing; others explained .11 to .44", CLONE),
+        "one that explained -.01 had the success of doing nothing; others explained .11 to .44", CLONE,
+        unless="true_above_nothing", by_interval=True),
     Bound("true_above_nothing", "its true success less that of doing nothing", 0.05, 0.01,
         "it teaches nothing: a clone of FetchPush-v4 had .110, as doing nothing, and after learning .110 again", CLONE),
     Bound("like_success", "the policy valued above recordings that succeed", 0.45, None,

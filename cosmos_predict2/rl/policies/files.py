@@ -25,7 +25,7 @@ from cosmos_predict2.checkpoints.card import name_of, run_folder, run_tree, safe
 from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter
-from cosmos_predict2.rl.policies.null import ADDRESS, CloneVerdict, null_policy
+from cosmos_predict2.rl.policies.null import ADDRESS, null_policy
 from cosmos_predict2.rl.remote.connections import is_policy
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import made, recorded, resolve, shipped
@@ -113,12 +113,6 @@ def holds_policy(address: str) -> bool:
     except CheckpointError:
         open_address(address)
         return False
-
-
-def refuse_blind_clone(address: str) -> None:
-    """Raise for a policy that is recorded to be a clone no better than the recordings' mean action."""
-    if verdict := about_of(address).get("verdict"):
-        CloneVerdict(**verdict).require(address)
 
 
 def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | None = None) -> tuple[Any, PolicyCard]:

@@ -27,6 +27,7 @@ from imaginaire.errors import ConfigError, DataError, near
 ADDRESS = "null:"
 KINDS = ("still", "mean", "random")
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
+LEAST_RECORDINGS = 3  # held out, to measure what a clone has learnt
 CURE = (
     "Record more episodes that succeed, clone for longer (trainer.max_iter, scheduler.cycle_lengths), or begin with"
     " published weights (model.config.base); then look at the figures again."
@@ -149,13 +150,6 @@ class CloneVerdict:
     text: str
     next_step: str = ""
 
-    def require(self, address: str) -> None:
-        """Refuse a clone that reinforcement learning cannot begin with."""
-        if self.is_better is False:
-            raise ConfigError(
-                f"{address}: {self.text} Reinforcement learning has nothing to begin with. {self.next_step}"
-            )
-
 
 def by_errors(error_N: Tensor, constant_N: Tensor, episode_N: Tensor) -> tuple[dict[str, float], CloneVerdict]:
     """Figures and verdict by held-out windows, of which those of an episode are not independent.
@@ -172,7 +166,7 @@ def by_errors(error_N: Tensor, constant_N: Tensor, episode_N: Tensor) -> tuple[d
     found |= dict(explained=gain / least, low=(gain - half) / least, high=(gain + half) / least)
     share = f"{found['explained']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
     of_what = f"of what differs between held-out actions ({num} recordings)"
-    if num < 3:
+    if num < LEAST_RECORDINGS:
         return found, CloneVerdict(
             None, f"Only {num} recordings are held out: too few to measure what the clone has learnt.", CURE
         )

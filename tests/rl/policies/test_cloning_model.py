@@ -2,7 +2,6 @@
 import gc
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import CloneWindows
 from cosmos_predict2.rl.policies.cloning_model import CloningConfig, shifted
-from cosmos_predict2.rl.policies.files import read_policy, refuse_blind_clone, write_policy
+from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, decision_errors
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
-from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.buildable import buildable
 from imaginaire.errors import ConfigError, DataError
 from scripts import train
@@ -249,21 +247,7 @@ def test_a_clone_must_see_more_than_the_mean_action_does(noise: float, blind: bo
     figures, verdict = by_errors(errors, constant.errors(windows.actions_B_A_D), torch.arange(200) // 10)
     assert verdict.is_better is is_better and figures["constant_error"] == pytest.approx(1)
     assert figures["explained"] == pytest.approx(0 if blind else 1, abs=0.15)  # the noise of a draw is no error
-    if is_better:
-        verdict.require("my_clone")
-    else:
-        with pytest.raises(ConfigError, match=r"my_clone: .*no better than the mean action.*Record more"):
-            verdict.require("my_clone")
-
-
-def test_a_clone_that_sees_nothing_is_refused_for_reinforcement_learning(tmp_path: Path) -> None:
-    _, blind = by_errors(torch.ones(40), torch.ones(40), torch.arange(40) // 10)
-    write_policy(tmp_path / "blind", ToyPolicy(width=8), {"verdict": asdict(blind)})
-    write_policy(tmp_path / "other", ToyPolicy(width=8), {})
-    with pytest.raises(ConfigError, match=r"blind: .*no better than the mean action.*nothing to begin with"):
-        refuse_blind_clone(str(tmp_path / "blind"))
-    refuse_blind_clone(str(tmp_path / "other"))
-    refuse_blind_clone(str(tmp_path / "none"))
+    assert is_better or ("no better than the mean action" in verdict.text and "Record more" in verdict.next_step)
 
 
 def test_few_episodes_tell_nothing() -> None:
