@@ -92,7 +92,7 @@ def test_a_second_word_that_is_no_platform_reaches_the_program(word: str, tmp_pa
 
 @pytest.mark.parametrize("words", [(), ("runner.max_epochs=2",), ("--dryrun",)])
 def test_without_a_configuration_the_script_names_those_that_there_are(words: tuple[str, ...], tmp_path: Path) -> None:
-    made = started(tmp_path, *words, PYTHON=sys.executable)
+    made = started(tmp_path, *words)
     assert made.returncode == 2 and "tiny_toy_grpo" in made.stderr and not (tmp_path / "logs").exists()
 
 
