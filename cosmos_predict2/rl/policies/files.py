@@ -47,6 +47,7 @@ POLICIES = shipped(
     "policy",
     {
         "toy": f"{_HERE}.toy:ToyPolicy",
+        "conv": f"{_HERE}.conv:ConvPolicy",
         "openvla_oft": f"{_HERE}.openvla.policy:OpenVLAPolicy",
         "pi05": f"{_HERE}.pi05.policy:Pi05Policy",
     },

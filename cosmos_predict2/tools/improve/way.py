@@ -21,8 +21,9 @@ from imaginaire.errors import DataError
 
 USUAL_SIDE = 64
 USUAL_AREA = USUAL_SIDE**2  # of pictures, for which the times below are
-POLICIES = {"pi05": "_pi05", "openvla_oft": ""}  # name -> the end of the name of the experiment that learns ...
-_CLONED = {"openvla_oft": "_openvla_oft"}  # ... and of the one that clones
+# Kinds of clones by the end of the name of the experiment that learns ...
+POLICIES = {"conv": "_conv", "pi05": "_pi05", "openvla_oft": ""}
+_CLONED = {"conv": "_conv", "openvla_oft": "_openvla_oft"}  # ... and of the one that clones
 FIRST_HELD_OUT = 100_000  # number of the first start of the truth: none that recordings or gates begin with ...
 FIRST_COLLECTED, COLLECTED = 200_000, 100  # ... or episodes of later phases; how many these are
 FIRST_TRIED, FIRST_CHOICE = 150_000, 175_000  # ... or the trials of what was learnt, or the choice of a clone
@@ -37,7 +38,7 @@ RANKING = "ranking.json"
 FULL, FULL_OF = 0.97, 100
 REINFORCED = "posttraining/reinforcement_learning/policy"
 # Of a watched step of clones that draw narrowly, whose distances are larger: +.22 and +.01 followed .06 and .12.
-LARGEST_KL = {"openvla_oft": 0.2}
+LARGEST_KL = {"conv": 0.2, "openvla_oft": 0.2}
 CARD, CLONED = "card.json", "posttraining/cloning"
 WORLD_MODEL = "posttraining/video2world/world_model"
 
@@ -50,7 +51,7 @@ class Options:
     out: Path
     suite: str = ""
     imports: tuple[str, ...] = ()
-    policies: tuple[str, ...] = ("pi05", "openvla_oft")  # kinds of clones
+    policies: tuple[str, ...] = ("conv", "openvla_oft")  # kinds of clones
     clones: int = 2  # of each kind
     success_column: str = "next.success"
     camera: str = ""

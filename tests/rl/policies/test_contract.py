@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.interfaces import ContractError, Decision, LogProb, Observation
 from cosmos_predict2.rl.policies.contract import check_policy
+from cosmos_predict2.rl.policies.conv import ConvPolicy
 from cosmos_predict2.rl.policies.network import cast, tolerance_of
 from cosmos_predict2.rl.policies.openvla.policy import OpenVLAPolicy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.toy_world.physics import find_tasks
 from imaginaire.errors import TrainingError
 from tests.rl.policies.seen import generators
 from tests.rl.vla_runs import batch, model
@@ -30,6 +32,8 @@ def seen(num_envs: int = 8) -> Observation:  # fewer decisions for the thousand 
 SHIPPED = [
     ("toy", "float32", dict(noise=0.5)),
     ("toy", "bfloat16", dict(noise=0.5)),
+    ("conv", "float32", {}),
+    ("conv", "bfloat16", dict(noise=0.4, correlation=0.9, num_knots=3)),
     pytest.param("openvla", "float32", dict(variant="autoregressive", temperature=0.7), marks=pytest.mark.long),
     ("openvla", "bfloat16", dict(variant="oft", temperature=1.6, lora_rank=2)),
     ("pi05", "float32", dict(noise_method="flow_sde", joint_logprob=True)),
@@ -48,6 +52,8 @@ def build(name: str, options: Mapping[str, Any], folders: Mapping[str, str]) -> 
     torch.manual_seed(0)
     if name == "toy":
         return ToyPolicy(width=16, **options)
+    if name == "conv":
+        return ConvPolicy({"q01": [-1.0] * 4, "q99": [1.0] * 4}, [find_tasks(["push_puck"])[0].sentence], **options)
     return (OpenVLAPolicy if name == "openvla" else Pi05Policy)(path=folders[name], **options)
 
 

@@ -136,7 +136,7 @@ def served(name: str, label: str) -> dict[str, Any]:
     return run
 
 
-for label, suffix in (("openvla_oft", ""), ("pi05", "_pi05")):
+for label, suffix in (("openvla_oft", ""), ("pi05", "_pi05"), ("conv", "_conv")):
     register_experiment(f"{NAME}{suffix}", partial(recordings, f"{NAME}{suffix}", label))
     register_experiment(f"{NAME}_refined{suffix}", partial(refined, f"{NAME}_refined{suffix}", label))
     register_experiment(f"vla_grpo_served{suffix}", partial(served, f"vla_grpo_served{suffix}", label))

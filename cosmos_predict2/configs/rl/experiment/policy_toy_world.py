@@ -81,7 +81,11 @@ def learning(
 
 
 def seeing_policy(label: str, path: str = "") -> Any:
-    """A policy that sees with transformers, of a folder of scripts.train_policy; its class is imported here."""
+    """A policy that sees pictures, of a folder of scripts.train_policy or a clone; its class is imported here."""
+    if label == "conv":
+        from cosmos_predict2.rl.policies.conv import conv_policy
+
+        return L(conv_policy)(path=path)
     path = path or f"checkpoints/policies/tiny_{label}"
     if label == "pi05":
         from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
