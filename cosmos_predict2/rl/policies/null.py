@@ -29,8 +29,8 @@ KINDS = ("still", "mean", "random")
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
 LEAST_RECORDINGS = 3  # held out, to measure what a clone has learnt
 CURE = (
-    "Record more episodes that succeed, clone for longer (trainer.max_iter, scheduler.cycle_lengths), or begin with"
-    " published weights (model.config.base); then look at the figures again."
+    "Clone another kind (conv sees small things), record more episodes that succeed, clone for longer"
+    " (trainer.max_iter), or begin with published weights (model.config.base); then look at the figures again."
 )
 
 

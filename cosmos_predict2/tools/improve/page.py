@@ -12,7 +12,7 @@ from typing import Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
-from cosmos_predict2.rl.imagined.verdict import lines_of, table
+from cosmos_predict2.rl.imagined.verdict import CLONE, lines_of, table
 from cosmos_predict2.tools.improve import way
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
 from cosmos_predict2.tools.improve.way import Clone, Options, Phase, chosen, clones_of, phases_of
@@ -162,7 +162,8 @@ class WayResults:
             f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of"
             f" {after['episodes']} episodes by whose starts nothing was chosen ({_change(before, after)}; {checked})."
         )
-        return WayVerdict(word, sentence + self._choice(), _NEXT[word])
+        of_gate = self.card(done[-1])["next_step"] if done else ""
+        return WayVerdict(word, sentence + self._choice(), of_gate if of_gate == CLONE else _NEXT[word])
 
     def _checked(self, done: Sequence[Phase], better: Sequence[Phase]) -> str:
         """The words of the gate on each phase, and of the trials that overrule them."""

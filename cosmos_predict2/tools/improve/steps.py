@@ -160,6 +160,9 @@ class Runner:
         began, before = time.monotonic(), _processor_seconds()
         try:
             code, printed = self._process(step, number)
+        except SystemExit:  # Ctrl-C and the like, which the step has got, too
+            self._say(f"{number}: interrupted. The same command goes on from here.")
+            raise
         finally:
             marker["seconds"] += time.monotonic() - began
             marker["processor_seconds"] += _processor_seconds() - before

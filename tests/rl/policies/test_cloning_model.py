@@ -247,7 +247,7 @@ def test_a_clone_must_see_more_than_the_mean_action_does(noise: float, blind: bo
     figures, verdict = by_errors(errors, constant.errors(windows.actions_B_A_D), torch.arange(200) // 10)
     assert verdict.is_better is is_better and figures["constant_error"] == pytest.approx(1)
     assert figures["explained"] == pytest.approx(0 if blind else 1, abs=0.15)  # the noise of a draw is no error
-    assert is_better or ("no better than the mean action" in verdict.text and "Record more" in verdict.next_step)
+    assert is_better or ("no better than the mean action" in verdict.text and "record more" in verdict.next_step)
 
 
 def test_few_episodes_tell_nothing() -> None:

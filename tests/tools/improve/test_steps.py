@@ -112,14 +112,15 @@ def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path)
         "step = copying(folder, 'data', 'a', sys.argv[2]); runner = Runner(folder, [step]); runner.__enter__(); "
         "runner.run(step)"
     )
-    process = subprocess.Popen([warm_python(), "-c", code, str(tmp_path), slow], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([warm_python(), "-c", code, str(tmp_path), slow], stdout=subprocess.PIPE)
     while not (tmp_path / "a").exists():
         assert process.poll() is None
         time.sleep(0.05)
     with pytest.raises(ConfigError, match="another process works there"), Runner(tmp_path, []):
         pass
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(60) == 75
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 75 and b"interrupted. The same command goes on from here." in shown
     assert (tmp_path / "a").read_text() == "saved"
     with Runner(tmp_path, []):
         pass

@@ -17,6 +17,7 @@ import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
+from cosmos_predict2.rl.imagined.verdict import CLONE
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.improve import keep
 from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, difference, write_page
@@ -301,6 +302,7 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
     found, done = gone(options, steps)
     assert {"learning", "after"} & done == ({"learning", "after"} if verdict == "go" else set())
     assert found.word == word and (verdict == "no") != ("true success 0.450 before, 0.450 after" in found.sentence)
+    assert verdict == "no" or found.next_step.startswith("Give one more of --phases")
     said = "Of 2 clones clone 2, pi05, seed 0, is first in imagination: its true success is 0.450, that of clone,"
     assert f"{said} openvla_oft, seed 0, 0.200 (+0.250, with 95 %" in found.sentence
 
@@ -311,6 +313,9 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
         row["true_success"] = {"value": 0.5}
     (tmp_path / "ranking.json").write_text(json.dumps({"policies": rows[::-1], "problem": ""}))
     assert "clone, openvla_oft, seed 0, truly succeeds most." in WayResults(options, plan).verdict().sentence
+    if verdict == "go":  # what the gate doubts of the clone comes before more episodes of it
+        write_json(tmp_path / "card.json", {**_card("doubtful", "its reason"), "next_step": CLONE})
+        assert WayResults(options, plan).verdict().next_step == CLONE
 
 
 @pytest.mark.parametrize(
