@@ -11,7 +11,7 @@ actions), N numbers of an action.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import CloneStart
-from cosmos_predict2.rl.policies.files import load_weights, read_policy
+from cosmos_predict2.rl.policies.files import arguments_of, load_weights
 from cosmos_predict2.rl.policies.network import correlated
 from imaginaire.errors import ConfigError, near
 
@@ -28,60 +28,60 @@ CHANNELS = (16, 32, 32)  # of convolutions, each of half the side
 MOST = 1.0  # of the range of recorded numbers: an action beyond its 1 % and 99 % is cut off
 
 
-class ConvPolicy(nn.Module, PolicyDefaults):
-    """``actions`` and ``state`` are the recordings' quantiles (``q01``, ``q99``), which are -1 and 1 to the network.
+@dataclass(frozen=True)
+class ConvConfig:
+    """Sizes of a `ConvPolicy`. ``actions`` and ``state`` are the recordings' quantiles (``q01``, ``q99``), which are -1
+    and 1 to the network; ``tasks`` are the recordings' sentences."""
 
-    Attempts are normal around what is played, with the deviation ``noise`` of this range; draws of neighbouring actions
-    correlate by ``correlation``. ``path`` names weights to begin with.
+    actions: Mapping[str, Sequence[float]]
+    tasks: Sequence[str]
+    chunk: int = 12
+    num_knots: int = 12
+    num_views: int = 1
+    state: Mapping[str, Sequence[float]] | None = None
+    size: int = 64
+    width: int = 128
+    noise: float = 0.2
+    correlation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_knots < 1 or self.chunk % self.num_knots:
+            raise ConfigError(
+                f"policy.chunk={self.chunk} is no multiple of policy.num_knots={self.num_knots}: choose another."
+            )
+        if self.noise <= 0:
+            raise ConfigError(
+                f"policy.noise={self.noise} must be above 0: it is the standard deviation of what is drawn."
+            )
+
+
+class ConvPolicy(nn.Module, PolicyDefaults):
+    """``sizes`` are fields of `ConvConfig`. ``path`` is a clone, or a run that trained one: its sizes, of which these
+    replace some, and its weights.
+
+    Attempts are normal around what is played, with the deviation ``noise`` of the recorded range; draws of neighbouring
+    actions correlate by ``correlation``.
     """
 
     cloning: ClassVar[dict[str, Any]] = dict(demonstrations=2000, windows="all", steps=2000, lr=1.5e-3, batch_size=32)
 
-    def __init__(
-        self,
-        actions: Mapping[str, Sequence[float]],
-        tasks: Sequence[str],
-        chunk: int = 12,
-        num_knots: int = 12,
-        num_views: int = 1,
-        state: Mapping[str, Sequence[float]] | None = None,
-        size: int = 64,
-        width: int = 128,
-        noise: float = 0.2,
-        correlation: float = 0.0,
-        path: str = "",
-    ) -> None:
+    def __init__(self, path: str = "", **sizes: Any) -> None:
         super().__init__()
-        if num_knots < 1 or chunk % num_knots:
-            raise ConfigError(f"policy.chunk={chunk} is no multiple of policy.num_knots={num_knots}: choose another.")
-        if noise <= 0:
-            raise ConfigError(f"policy.noise={noise} must be above 0: it is the standard deviation of what is drawn.")
-        self.action_dim, self.chunk, self.num_knots = len(actions["q01"]), chunk, num_knots
-        self.tasks, self.num_views, self.size = list(tasks), num_views, size
-        self.noise, self.correlation = noise, correlation
-        self.reads_state, self.state_size = state is not None, len(state["q01"]) if state else None
-        self.arguments = dict(  # that build it again
-            actions={name: list(actions[name]) for name in ("q01", "q99")},
-            tasks=self.tasks,
-            chunk=chunk,
-            num_knots=num_knots,
-            num_views=num_views,
-            state=None if state is None else {name: list(state[name]) for name in ("q01", "q99")},
-            size=size,
-            width=width,
-            noise=noise,
-            correlation=correlation,
-        )
-        self._actions, self._state = Range.of(actions), Range.of(state) if state else None
+        self.config = config = ConvConfig(**{**(sizes_at(path) if path else {}), **sizes})
+        self.arguments = asdict(config)  # that build it again
+        self.action_dim, self.chunk = len(config.actions["q01"]), config.chunk
+        self._actions = Range.of(config.actions)
+        self._state = Range.of(config.state) if config.state else None
+        self.reads_state, self.state_size = config.state is not None, len(config.state["q01"]) if config.state else None
         pairs = itertools.pairwise((3, *CHANNELS))
         layers = [layer for n, m in pairs for layer in (nn.Conv2d(n, m, 5, stride=2, padding=2), nn.SiLU())]
         self.see = nn.Sequential(*layers, nn.Flatten())
-        side = math.ceil(size / 2 ** len(CHANNELS))
-        features = num_views * CHANNELS[-1] * side**2 + (self.state_size or 0)
-        self.task = nn.Embedding(len(self.tasks), width)
-        self.body = nn.Linear(features, width)
-        self.head = nn.Sequential(nn.SiLU(), nn.Linear(width, width), nn.SiLU())
-        self.out = nn.Linear(width, num_knots * self.action_dim)
+        side = math.ceil(config.size / 2 ** len(CHANNELS))
+        features = config.num_views * CHANNELS[-1] * side**2 + (self.state_size or 0)
+        self.task = nn.Embedding(len(config.tasks), config.width)
+        self.body = nn.Linear(features, config.width)
+        self.head = nn.Sequential(nn.SiLU(), nn.Linear(config.width, config.width), nn.SiLU())
+        self.out = nn.Linear(config.width, config.num_knots * self.action_dim)
         nn.init.zeros_(self.task.weight)
         if path:
             load_weights(self, path)
@@ -90,13 +90,14 @@ class ConvPolicy(nn.Module, PolicyDefaults):
     def to_clone(cls, start: CloneStart, noise: float = 0.2, correlation: float = 0.0, **sizes: Any) -> "ConvPolicy":
         """A random one for these recordings; ``sizes`` are ``size`` and ``width``."""
         windows = start.windows
+        found: Any = windows.state_statistics()
         return cls(
-            windows.statistics(),
-            sorted(set(windows.tasks)),
-            start.chunk,
-            start.num_knots,
-            len(windows.views),
-            windows.state_statistics(),
+            actions={name: windows.statistics()[name] for name in ("q01", "q99")},
+            tasks=sorted(set(windows.tasks)),
+            chunk=start.chunk,
+            num_knots=start.num_knots,
+            num_views=len(windows.views),
+            state=None if found is None else {name: found[name] for name in ("q01", "q99")},
             noise=noise,
             correlation=correlation,
             **sizes,
@@ -111,22 +112,22 @@ class ConvPolicy(nn.Module, PolicyDefaults):
             if mode == "sample" and temperature > 0:
                 shape = knots_E_K_N.shape[1:]
                 draws = [torch.randn(shape, generator=each, device=each.device) for each in generators]
-                noise_E_K_N = correlated(torch.stack(draws).to(knots_E_K_N), self.correlation)
-                std = self.noise * temperature
+                noise_E_K_N = correlated(torch.stack(draws).to(knots_E_K_N), self.config.correlation)
+                std = self.config.noise * temperature
                 knots_E_K_N = knots_E_K_N + std * noise_E_K_N
                 log_prob_E_K_N = -0.5 * noise_E_K_N.square() - math.log(std * math.sqrt(2 * math.pi))
             return Decision(self.actions(knots_E_K_N), {**record, "knots": knots_E_K_N}, log_prob_E_K_N)
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
-        off_B_K_N = (record["knots"] - self.means(record)) / self.noise
-        log_std = math.log(self.noise) + 0.5 * math.log(2 * math.pi)
+        off_B_K_N = (record["knots"] - self.means(record)) / self.config.noise
+        log_std = math.log(self.config.noise) + 0.5 * math.log(2 * math.pi)
         log_prob_B_K_N = -0.5 * off_B_K_N.square() - log_std
         return LogProb(log_prob_B_K_N, torch.full_like(log_prob_B_K_N, 0.5 + log_std))
 
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
         """The record of a demonstrator who saw this and did that: each knot the mean of what it holds."""
         seen = self.seen(observation)
-        means_B_K_N = actions_B_A_D.unflatten(1, (self.num_knots, -1)).mean(dim=2).to(seen["pictures"].device)
+        means_B_K_N = actions_B_A_D.unflatten(1, (self.config.num_knots, -1)).mean(dim=2).to(seen["pictures"].device)
         return {**seen, "knots": self._actions.scaled(means_B_K_N)}
 
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
@@ -136,13 +137,15 @@ class ConvPolicy(nn.Module, PolicyDefaults):
     def seen(self, observation: Observation) -> dict[str, Tensor]:
         """What a decision is made from: small pictures [E, V, 3, size, size], numbers of the tasks, and the state."""
         full, wrists = observation["full_image"], observation["wrist_image"]
-        if 1 + wrists.shape[1] < self.num_views:
-            raise ConfigError(f"The policy was cloned on {self.num_views} cameras, but is shown {1 + wrists.shape[1]}.")
-        views_E_V_H_W_C = torch.cat([full[:, None], wrists[:, : self.num_views - 1]], dim=1)
+        if 1 + wrists.shape[1] < self.config.num_views:
+            raise ConfigError(
+                f"The policy was cloned on {self.config.num_views} cameras, but is shown {1 + wrists.shape[1]}."
+            )
+        views_E_V_H_W_C = torch.cat([full[:, None], wrists[:, : self.config.num_views - 1]], dim=1)
         flat = views_E_V_H_W_C.flatten(0, 1).permute(0, 3, 1, 2).float().to(self.body.weight.device)
-        small = functional.interpolate(flat, (self.size, self.size), mode="area").round().to(torch.uint8)
+        small = functional.interpolate(flat, (self.config.size, self.config.size), mode="area").round().to(torch.uint8)
         numbers = torch.tensor([self._number(text) for text in observation["task_description"]], device=small.device)
-        record = {"pictures": small.unflatten(0, (-1, self.num_views)), "task": numbers}
+        record = {"pictures": small.unflatten(0, (-1, self.config.num_views)), "task": numbers}
         if self._state is not None:
             record["state"] = self._state.scaled(observation["state"].to(small.device)).clamp(-2, 2)
         return record
@@ -150,29 +153,28 @@ class ConvPolicy(nn.Module, PolicyDefaults):
     def means(self, record: Mapping[str, Tensor]) -> Tensor:
         """The knots [B, K, N] that it plays, -1 and 1 at the quantiles of what was recorded."""
         pictures = record["pictures"].to(self.body.weight) / 127.5 - 1
-        features = self.see(pictures.flatten(0, 1)).unflatten(0, (-1, self.num_views)).flatten(1)
+        features = self.see(pictures.flatten(0, 1)).unflatten(0, (-1, self.config.num_views)).flatten(1)
         if self.reads_state:
             features = torch.cat([features, record["state"].to(features)], dim=1)
         hidden = self.body(features) + self.task(record["task"])
-        return self.out(self.head(hidden)).float().unflatten(1, (self.num_knots, self.action_dim))
+        return self.out(self.head(hidden)).float().unflatten(1, (self.config.num_knots, self.action_dim))
 
     def actions(self, knots_E_K_N: Tensor) -> Tensor:
         """Actions [E, A, D] that hold each knot."""
         restored = self._actions.restored(knots_E_K_N.clamp(-MOST, MOST))
-        return restored.repeat_interleave(self.chunk // self.num_knots, dim=1)
+        return restored.repeat_interleave(self.chunk // self.config.num_knots, dim=1)
 
     def _number(self, task: str) -> int:
-        if task not in self.tasks:
-            raise ConfigError(f"The policy was not cloned on the task '{task}'.{near(task, self.tasks)}")
-        return self.tasks.index(task)
+        if task not in self.config.tasks:
+            raise ConfigError(f"The policy was not cloned on the task '{task}'.{near(task, self.config.tasks)}")
+        return self.config.tasks.index(task)
 
 
-def conv_policy(path: str, **draws: float) -> ConvPolicy:
-    """The clone of a file, a folder or a run; ``draws`` (``noise``, ``correlation``) replace its own."""
-    policy, card = read_policy(path, options=draws)
-    if not isinstance(policy, ConvPolicy):
-        raise ConfigError(f"{path} holds a {card.policy}, not a convolutional policy. Choose its own experiment.")
-    return policy
+def sizes_at(path: str) -> dict[str, Any]:
+    """The sizes of a clone, or of the clone that a run began with and what it replaced of them."""
+    found = dict(arguments_of(path, ConvPolicy))
+    begun = found.pop("path", "")
+    return {**sizes_at(begun), **found} if begun else found
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ _LABELS = {"openvla_oft": "OpenVLA", "pi05": "PI0.5"}  # by the policy's name in
 _OF_A_RUN = ("net.", "net_ema.")
 _CURE = "Give the policy's own file, or the run that trained it."
 # Classes that `save` folders in a public layout, by the model_type of their config.json.
+SIZED_BY_PATH = (f"{_HERE}.conv.ConvPolicy",)  # others whose arguments are those of what they begin with
 PUBLIC = {"openvla": f"{_HERE}.openvla.policy.OpenVLAPolicy", "pi05": f"{_HERE}.pi05.policy.Pi05Policy"}
 
 
@@ -145,6 +146,14 @@ def read_policy(address: str, which: str = "auto", options: Mapping[str, Any] | 
     return completed(policy.eval(), PolicyDefaults), card
 
 
+def arguments_of(address: str, cls: type) -> Mapping[str, Any]:
+    """The arguments that build a policy of this class again, as a file, a folder or a run of it records them."""
+    card = _card(latest(result_of(address)))
+    if card.policy != name_of(cls):
+        raise ConfigError(f"{address} holds a policy of class '{card.policy}', but {name_of(cls)} is to begin with it.")
+    return card.arguments
+
+
 def about_of(address: str) -> Mapping[str, Any]:
     """Read what a policy records of its training; empty where it records nothing."""
     try:
@@ -232,7 +241,9 @@ def _card(address: str) -> PolicyCard:
         )
     policy = str(tree["_target_"])
     is_public = policy in PUBLIC.values()  # whose sizes are at its path
-    arguments = {name: value for name, value in tree.items() if name != "_target_" and (name != "path" or is_public)}
+    begins_at_path = is_public or policy in SIZED_BY_PATH
+    names = tree.keys() - {"_target_"} - (set() if begins_at_path else {"path"})
+    arguments = {name: value for name, value in tree.items() if name in names}
     about: dict[str, Any] = {"run": folder, "execute": _section(config, "rl").get("execute")}
     if (begun := tree.get("path")) and os.path.exists(begun):
         about |= {name: value for name, value in about_of(begun).items() if name in OF_RECORDINGS and value}

@@ -53,7 +53,8 @@ def build(name: str, options: Mapping[str, Any], folders: Mapping[str, str]) -> 
     if name == "toy":
         return ToyPolicy(width=16, **options)
     if name == "conv":
-        return ConvPolicy({"q01": [-1.0] * 4, "q99": [1.0] * 4}, [find_tasks(["push_puck"])[0].sentence], **options)
+        sizes = dict(actions={"q01": [-1.0] * 4, "q99": [1.0] * 4}, tasks=[find_tasks(["push_puck"])[0].sentence])
+        return ConvPolicy(**sizes, **options)
     return (OpenVLAPolicy if name == "openvla" else Pi05Policy)(path=folders[name], **options)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The convolutional policy learns where a small thing is, and is read again as it was written."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Observation, observation_of
 from cosmos_predict2.rl.policies.conv import ConvPolicy
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
+from cosmos_predict2.rl.policies.toy import ToyPolicy
 from imaginaire.errors import ConfigError
 from tests.rl.policies.seen import generators
 
@@ -29,7 +31,7 @@ def dots(num: int, seed: int) -> tuple[Observation, Tensor]:
 
 def test_it_learns_where_a_small_thing_is() -> None:
     torch.manual_seed(0)
-    policy = ConvPolicy(ACTIONS, ["go there"], chunk=4, num_knots=2)
+    policy = ConvPolicy(actions=ACTIONS, tasks=["go there"], chunk=4, num_knots=2)
     learnt, held_out = (policy.record_of(*dots(num, seed)) for num, seed in ((256, 0), (64, 1)))
     optimizer = torch.optim.AdamW(policy.parameters(), 2e-3)
     for k in range(60):
@@ -45,7 +47,9 @@ def test_it_learns_where_a_small_thing_is() -> None:
 
 def test_it_is_read_as_it_was_written_and_refuses_what_it_was_not_cloned_on(tmp_path: Path) -> None:
     state = {"q01": [0.0], "q99": [2.0]}
-    policy = ConvPolicy(ACTIONS, ["left", "right"], chunk=4, num_knots=4, num_views=2, state=state, size=30)
+    policy = ConvPolicy(
+        actions=ACTIONS, tasks=["left", "right"], chunk=4, num_knots=4, num_views=2, state=state, size=30
+    )
     torch.nn.init.normal_(policy.task.weight)
     shown = torch.randint(0, 256, (2, 3, 48, 40, 3), dtype=torch.uint8, generator=generators(1)[0])
     observation = observation_of([*shown], torch.tensor([[0.0], [1.0], [9.0]]), ["left", "right", "left"])
@@ -64,4 +68,25 @@ def test_it_is_read_as_it_was_written_and_refuses_what_it_was_not_cloned_on(tmp_
             {**observation, "wrist_image": shown[:1, :, None][:, :, :0][0]}, mode="greedy", generators=generators()
         )
     with pytest.raises(ConfigError, match="no multiple"):
-        ConvPolicy(ACTIONS, ["left"], chunk=4, num_knots=3)
+        ConvPolicy(actions=ACTIONS, tasks=["left"], chunk=4, num_knots=3)
+
+
+def test_a_run_that_began_with_a_clone_is_read_and_begun_with_again(tmp_path: Path) -> None:
+    clone = ConvPolicy(actions=ACTIONS, tasks=["go there"], chunk=4, num_knots=2, noise=0.2)
+    path = write_policy(tmp_path / "clone", clone, {"sentences": ["go there"]})
+    target = "cosmos_predict2.rl.policies.conv.ConvPolicy"
+    tree = {"model": {"config": {"policy": {"_target_": target, "path": str(path), "noise": 0.1}}}}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(json.dumps(tree))
+    learnt = {f"net.{name}": value + 1 for name, value in clone.state_dict().items()}
+    (tmp_path / "run/checkpoints/model").mkdir(parents=True)
+    torch.save(learnt, tmp_path / "run/checkpoints/model/iter_000000001.pt")
+    (tmp_path / "run/checkpoints/latest_checkpoint.txt").write_text("iter_000000001.pt")
+    read, card = read_policy(str(tmp_path / "run"))
+    again = ConvPolicy(path=str(tmp_path / "run"))
+    for policy in (read, again):
+        assert policy.config.noise == 0.1 and policy.config.chunk == 4 and list(card.about["sentences"]) == ["go there"]
+        assert torch.equal(policy.out.bias, clone.out.bias + 1)
+    toy = write_policy(tmp_path / "toy", ToyPolicy(width=8), {})
+    with pytest.raises(ConfigError, match=r"toy.*holds a policy of class .*ToyPolicy"):
+        ConvPolicy(path=str(toy))

@@ -83,9 +83,9 @@ def learning(
 def seeing_policy(label: str, path: str = "") -> Any:
     """A policy that sees pictures, of a folder of scripts.train_policy or a clone; its class is imported here."""
     if label == "conv":
-        from cosmos_predict2.rl.policies.conv import conv_policy
+        from cosmos_predict2.rl.policies.conv import ConvPolicy
 
-        return L(conv_policy)(path=path)
+        return L(ConvPolicy)(path=path)
     path = path or f"checkpoints/policies/tiny_{label}"
     if label == "pi05":
         from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
