@@ -30,7 +30,7 @@ add = parser.add_argument
 add("data", metavar="DATA", type=Path, help="the folder of a LeRobot data set")
 add("--out", required=True, type=command_line.local_folder, metavar="RUN", help="the folder of all that is made")
 add("--suite", default="", help="where policies can truly act: gym:ID, gym:MODULE:ID, MODULE:CLASS, libero_10, ...")
-kinds = "cloned: conv and openvla_oft (default with gym:ID), conv (else), pi05 or MODULE:CLASS; may be repeated"
+kinds = "cloned (default: conv, with gym:ID also openvla_oft); others: pi05, MODULE:CLASS; may be repeated"
 add("--policy", dest="policies", action="append", metavar="POLICY", help=kinds)
 add("--clones", type=command_line.at_least(1), default=2, help="of each kind, of which one learns")
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")

@@ -18,7 +18,7 @@ the level of a ratio leaves of them. Of decisions, what is called _B below is [B
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -51,6 +51,9 @@ class GroupAdvantageConfig(Section):
 
     def limited(self, advantage: Tensor) -> Tensor:
         return advantage if self.adv_clip_max is None else advantage.clamp(-self.adv_clip_max, self.adv_clip_max)
+
+
+OF_RECORDINGS: Mapping[str, Any] = dict(epsilon=0.05, correction=1)  # where a reward values what is imagined
 
 
 @attrs.define(kw_only=True, slots=False)

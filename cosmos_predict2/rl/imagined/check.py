@@ -41,6 +41,7 @@ from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS, PAID
 from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
+from cosmos_predict2.rl.objectives import OF_RECORDINGS, GroupAdvantageConfig
 from cosmos_predict2.rl.policies.null import LEAST_RECORDINGS, NullPolicy, are_motions, doing_nothing
 from cosmos_predict2.rl.rewards.resnet import KEY
 from cosmos_predict2.world_model.imagination import Imagination
@@ -370,8 +371,9 @@ def clone_figures(about: Mapping[str, Any]) -> Figures:
     made without a simulator."""
     if not isinstance(value := about.get("explained"), (int, float)):
         return {}
-    is_known = about.get("recordings", 0) >= LEAST_RECORDINGS
-    low, high = (about.get(name, math.nan) if is_known else math.nan for name in ("low", "high"))
+    if about.get("recordings", 0) < LEAST_RECORDINGS:
+        return {}
+    low, high = (about.get(name, math.nan) for name in ("low", "high"))
     return {"explained": Estimate(value, low, high, about.get("recordings", 0))}
 
 
@@ -491,9 +493,9 @@ def true_attempts(
 
 
 def _paid(imagined_G_M: Values, by_actions_G_M: Values) -> Values:
-    """The advantages by which a policy learns, where its settings are as they ship."""
-    rl = VLARLConfig()
+    """The advantages by which `vla_grpo_recordings` learns: a small spread of one half counts less than that."""
+    advantage, share = GroupAdvantageConfig(**OF_RECORDINGS), VLARLConfig().actions_share
     is_valid = torch.ones(imagined_G_M.shape, dtype=torch.bool)
-    imagined, by_actions = (rl.advantage.of(torch.from_numpy(one), is_valid) for one in (imagined_G_M, by_actions_G_M))
-    found: Values = imagined.lerp(by_actions, rl.actions_share).numpy()
+    imagined, by_actions = (advantage.of(torch.from_numpy(one), is_valid) for one in (imagined_G_M, by_actions_G_M))
+    found: Values = imagined.lerp(by_actions, share).numpy()
     return found

@@ -17,7 +17,7 @@ from imaginaire.errors import ConfigError, near
 LEAST_EPISODES = 8  # held-out ones of either outcome: with fewer the area under the curve is uncertain by .2 and more
 LEAST_PLAYED = 20
 MOST_FALSE, MOST_NOTHING = 0.3, 0.12  # where success was paid at .35 and .13, the true one fell to 0
-PAID = "within_starts_paid"  # of the half of each that a policy is paid by, where `rl.actions_share` is its default
+PAID = "within_starts_paid"  # of the sum that is paid: half by imagination, half by the actions alone
 BY_ACTIONS = "_by_actions"  # the end of the name of a figure that `ActionsAlone` has in place of imagination
 GO, DOUBTFUL, NO = "go", "doubtful", "no"
 
@@ -28,7 +28,7 @@ SPLIT = "train the world model and the reward by the split (dataset.split_file=F
 TOKENIZER = "fit the tokenizer to the recordings (scripts.fit_tiny_tokenizer), and train the world model on it"
 WORLD = "train the world model longer, or on more recordings"
 PLAY = "record 20 or more true episodes of this policy (--played; scripts.collect), and train on them, too"
-CLONE = "clone a better policy: another kind (conv sees small things), more or better demonstrations, longer training"
+CLONE = "clone a better policy: another kind of policy, more or better demonstrations, longer training"
 EXPLORE = (
     "learn with smaller draws, so that attempts are nearer to what it plays (a clone with a smaller"
     " model.config.temperature or model.config.noise), and keep the clone unless true episodes show a gain"
@@ -78,6 +78,7 @@ class Bound:
 
     def as_text(self) -> str:
         sign, other = ("≥", "<") if self.is_least else ("≤", ">")
+        other = f"interval {other}" if self.by_interval else other
         return f"{sign} {self.go:.2f}" + ("" if self.no is None else f" (no: {other} {self.no:.2f})")
 
 
@@ -262,7 +263,7 @@ def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[
         yield "too few starts of its true attempts have both outcomes for the figure inside a start"
     if isinstance(mixed := figures.get(PAID), Estimate) and not math.isnan(mixed.value):
         yield (
-            f"half of what is paid is by the actions alone: with truth inside a start the mixture correlates by"
+            "what is paid, by imagination and by the actions alone, correlates with truth inside a start by"
             f" {mixed.as_text()}"
         )
     yield from (text for text, is_clear in _beaten(figures, allowed) if not is_clear)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small convolutional policy for recordings of any robot: pictures -> a chunk of actions, by regression.
 
-The tiny twins of OpenVLA-OFT and PI0.5 cut a picture into patches of a quarter of its side, and did not learn where a
-small thing is from some hundred recordings; convolutions do.
+Of one robot's recordings, of a small puck, the tiny twins of OpenVLA-OFT and PI0.5 learnt nothing, and this one does.
 
 Letters: E environments or B decisions, V views, S numbers of the robot's state, K knots (each is held for A / K
 actions), N numbers of an action.
@@ -11,7 +10,7 @@ actions), N numbers of an action.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from cosmos_predict2.rl.policies.network import correlated
 from imaginaire.errors import ConfigError, near
 
 CHANNELS = (16, 32, 32)  # of convolutions, each of half the side
-MOST = 1.0  # of the range of recorded numbers: an action beyond its 1 % and 99 % is cut off
+MOST = 1.0  # an action stays between the 1 % and 99 % quantiles of recorded ones
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,11 @@ class ConvPolicy(nn.Module, PolicyDefaults):
 
     def __init__(self, path: str = "", **sizes: Any) -> None:
         super().__init__()
+        known = [field.name for field in fields(ConvConfig)]
+        if wrong := sorted(sizes.keys() - set(known)):
+            raise ConfigError(f"policy.{wrong[0]}: a convolutional policy takes no such size.{near(wrong[0], known)}")
+        if not path and not {"actions", "tasks"} <= sizes.keys():
+            raise ConfigError("policy.path is empty: give a clone (experiment=clone_recordings_conv makes one).")
         self.config = config = ConvConfig(**{**(sizes_at(path) if path else {}), **sizes})
         self.arguments = asdict(config)  # that build it again
         self.action_dim, self.chunk = len(config.actions["q01"]), config.chunk
@@ -78,7 +82,7 @@ class ConvPolicy(nn.Module, PolicyDefaults):
         self.see = nn.Sequential(*layers, nn.Flatten())
         side = math.ceil(config.size / 2 ** len(CHANNELS))
         features = config.num_views * CHANNELS[-1] * side**2 + (self.state_size or 0)
-        self.task = nn.Embedding(len(config.tasks), config.width)
+        self.task = nn.Embedding(len(config.tasks) + 1, config.width)  # the last one of any other sentence
         self.body = nn.Linear(features, config.width)
         self.head = nn.Sequential(nn.SiLU(), nn.Linear(config.width, config.width), nn.SiLU())
         self.out = nn.Linear(config.width, config.num_knots * self.action_dim)
@@ -87,8 +91,18 @@ class ConvPolicy(nn.Module, PolicyDefaults):
             load_weights(self, path)
 
     @classmethod
-    def to_clone(cls, start: CloneStart, noise: float = 0.2, correlation: float = 0.0, **sizes: Any) -> "ConvPolicy":
-        """A random one for these recordings; ``sizes`` are ``size`` and ``width``."""
+    def to_clone(
+        cls,
+        start: CloneStart,
+        base: str = "",
+        noise: float = 0.2,
+        correlation: float = 0.0,
+        size: int = 64,
+        width: int = 128,
+    ) -> "ConvPolicy":
+        """One with the sizes and weights of ``base``, or a random one for these recordings."""
+        if base:
+            return cls(base, noise=noise, correlation=correlation)
         windows = start.windows
         found: Any = windows.state_statistics()
         return cls(
@@ -100,7 +114,8 @@ class ConvPolicy(nn.Module, PolicyDefaults):
             state=None if found is None else {name: found[name] for name in ("q01", "q99")},
             noise=noise,
             correlation=correlation,
-            **sizes,
+            size=size,
+            width=width,
         )
 
     def act(
@@ -126,28 +141,37 @@ class ConvPolicy(nn.Module, PolicyDefaults):
 
     def record_of(self, observation: Observation, actions_B_A_D: Tensor) -> dict[str, Tensor]:
         """The record of a demonstrator who saw this and did that: each knot the mean of what it holds."""
-        seen = self.seen(observation)
+        seen = self.seen(observation, is_recorded=True)
         means_B_K_N = actions_B_A_D.unflatten(1, (self.config.num_knots, -1)).mean(dim=2).to(seen["pictures"].device)
-        return {**seen, "knots": self._actions.scaled(means_B_K_N)}
+        return {**seen, "knots": self._actions.scaled(means_B_K_N).clamp(-MOST, MOST)}
 
     def cloning_loss(self, record: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
         """The mean square of what it is off by; nothing is drawn."""
         return (record["knots"] - self.means(record)).square().mean()
 
-    def seen(self, observation: Observation) -> dict[str, Tensor]:
-        """What a decision is made from: small pictures [E, V, 3, size, size], numbers of the tasks, and the state."""
+    def seen(self, observation: Observation, is_recorded: bool = False) -> dict[str, Tensor]:
+        """What a decision is made from: small pictures [E, V, 3, size, size], numbers of the tasks, and the state.
+
+        Recordings may have sentences that no recording to learn from has.
+        """
         full, wrists = observation["full_image"], observation["wrist_image"]
         if 1 + wrists.shape[1] < self.config.num_views:
             raise ConfigError(
                 f"The policy was cloned on {self.config.num_views} cameras, but is shown {1 + wrists.shape[1]}."
             )
-        views_E_V_H_W_C = torch.cat([full[:, None], wrists[:, : self.config.num_views - 1]], dim=1)
-        flat = views_E_V_H_W_C.flatten(0, 1).permute(0, 3, 1, 2).float().to(self.body.weight.device)
-        small = functional.interpolate(flat, (self.config.size, self.config.size), mode="area").round().to(torch.uint8)
-        numbers = torch.tensor([self._number(text) for text in observation["task_description"]], device=small.device)
-        record = {"pictures": small.unflatten(0, (-1, self.config.num_views)), "task": numbers}
+        views = [full, *(wrists[:, k] for k in range(self.config.num_views - 1))]  # of sizes of their own
+        pictures = torch.stack([self._shrunk(view) for view in views], dim=1)
+        texts = observation["task_description"]
+        numbers = [self._number(text) if text in self.config.tasks or not is_recorded else -1 for text in texts]
+        others = len(self.config.tasks)
+        record = {"pictures": pictures, "task": torch.tensor(numbers, device=pictures.device) % (others + 1)}
         if self._state is not None:
-            record["state"] = self._state.scaled(observation["state"].to(small.device)).clamp(-2, 2)
+            if (width := observation["state"].shape[1]) != self.state_size:
+                raise ConfigError(
+                    f"The policy was cloned on {self.state_size} numbers of the state, but is shown {width}"
+                    " (gym:ID?state=ENTRY)."
+                )
+            record["state"] = self._state.scaled(observation["state"].to(pictures.device)).clamp(-2, 2)
         return record
 
     def means(self, record: Mapping[str, Tensor]) -> Tensor:
@@ -163,6 +187,11 @@ class ConvPolicy(nn.Module, PolicyDefaults):
         """Actions [E, A, D] that hold each knot."""
         restored = self._actions.restored(knots_E_K_N.clamp(-MOST, MOST))
         return restored.repeat_interleave(self.chunk // self.config.num_knots, dim=1)
+
+    def _shrunk(self, pictures_E_H_W_C: Tensor) -> Tensor:
+        flat = pictures_E_H_W_C.permute(0, 3, 1, 2).float().to(self.body.weight.device)
+        size = (self.config.size, self.config.size)
+        return functional.interpolate(flat, size, mode="area").round().to(torch.uint8)
 
     def _number(self, task: str) -> int:
         if task not in self.config.tasks:

@@ -55,8 +55,8 @@ POLICIES = shipped(
 _LABELS = {"openvla_oft": "OpenVLA", "pi05": "PI0.5"}  # by the policy's name in programs
 _OF_A_RUN = ("net.", "net_ema.")
 _CURE = "Give the policy's own file, or the run that trained it."
+SIZED_BY_PATH = (f"{_HERE}.conv.ConvPolicy",)  # classes whose arguments are those of what they begin with
 # Classes that `save` folders in a public layout, by the model_type of their config.json.
-SIZED_BY_PATH = (f"{_HERE}.conv.ConvPolicy",)  # others whose arguments are those of what they begin with
 PUBLIC = {"openvla": f"{_HERE}.openvla.policy.OpenVLAPolicy", "pi05": f"{_HERE}.pi05.policy.Pi05Policy"}
 
 

@@ -29,7 +29,7 @@ KINDS = ("still", "mean", "random")
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
 LEAST_RECORDINGS = 3  # held out, to measure what a clone has learnt
 CURE = (
-    "Clone another kind (conv sees small things), record more episodes that succeed, clone for longer"
+    "Clone another kind of policy, record more episodes that succeed, clone for longer"
     " (trainer.max_iter), or begin with published weights (model.config.base); then look at the figures again."
 )
 

@@ -162,8 +162,8 @@ class WayResults:
             f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of"
             f" {after['episodes']} episodes by whose starts nothing was chosen ({_change(before, after)}; {checked})."
         )
-        of_gate = self.card(done[-1])["next_step"] if done else ""
-        return WayVerdict(word, sentence + self._choice(), of_gate if of_gate == CLONE else _NEXT[word])
+        next_step = self.card(done[-1])["next_step"] if word == "unclear" and done else ""
+        return WayVerdict(word, sentence + self._choice(), next_step if next_step == CLONE else _NEXT[word])
 
     def _checked(self, done: Sequence[Phase], better: Sequence[Phase]) -> str:
         """The words of the gate on each phase, and of the trials that overrule them."""

@@ -71,14 +71,17 @@ def test_policies_that_ship_keep_the_contract(
     assert tolerance_of(policy) == (5e-3 if dtype == "float32" else 0.05)
 
 
-@pytest.mark.parametrize(("name", "options"), [("openvla", dict(num_images_in_input=2)), ("pi05", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("openvla", dict(num_images_in_input=2)), ("pi05", {}), ("conv", dict(num_views=2))]
+)
 def test_cameras_may_have_pictures_of_their_own_sizes(
     name: str, options: dict[str, Any], folders: dict[str, str]
 ) -> None:
     wrist = torch.full((3, 1, 24, 36, 3), 200, dtype=torch.uint8)
     shown = {**seen(3), "wrist_image": wrist}
     decision = build(name, options, folders).act(shown, mode="greedy", generators=generators())
-    assert decision.record["pixels" if name == "openvla" else "images"].shape[:2] == (3, 2)
+    pictures = {"openvla": "pixels", "pi05": "images", "conv": "pictures"}[name]
+    assert decision.record[pictures].shape[:2] == (3, 2)
 
 
 class Planted(ToyPolicy):

@@ -67,6 +67,16 @@ def test_it_is_read_as_it_was_written_and_refuses_what_it_was_not_cloned_on(tmp_
         policy.act(
             {**observation, "wrist_image": shown[:1, :, None][:, :, :0][0]}, mode="greedy", generators=generators()
         )
+    for width in (0, 2):
+        with pytest.raises(ConfigError, match=f"cloned on 1 numbers of the state, but is shown {width}"):
+            policy.act({**observation, "state": torch.zeros(3, width)}, mode="greedy", generators=generators())
+    other = {**observation, "task_description": ["left", "up", "right"]}
+    recorded = policy.record_of(other, torch.full((3, 4, 3), 9.0))
+    assert recorded["task"].tolist() == [0, 2, 1] and recorded["knots"].max() == 1, "a sentence held out, and a spike"
+    with pytest.raises(ConfigError, match=r"policy\.noize.*Did you mean noise"):
+        ConvPolicy(actions=ACTIONS, tasks=["left"], noize=0.1)
+    with pytest.raises(ConfigError, match=r"policy\.path is empty"):
+        ConvPolicy()
     with pytest.raises(ConfigError, match="no multiple"):
         ConvPolicy(actions=ACTIONS, tasks=["left"], chunk=4, num_knots=3)
 

@@ -316,6 +316,9 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
     if verdict == "go":  # what the gate doubts of the clone comes before more episodes of it
         write_json(tmp_path / "card.json", {**_card("doubtful", "its reason"), "next_step": CLONE})
         assert WayResults(options, plan).verdict().next_step == CLONE
+        write_json(tmp_path / "after/evaluation.json", rate(190))
+        better = WayResults(options, plan).verdict()
+        assert better.word == "better" and better.next_step.startswith("Give one more of --phases")
 
 
 @pytest.mark.parametrize(
