@@ -32,7 +32,7 @@ from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.findings import CheckContext, is_checked
+from imaginaire.findings import CheckContext, Checked
 from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ def check_parts(
                 raise CheckpointError(problem) from error
             raise
     for node in others:
-        if is_checked(target := target_of(node)):
+        if isinstance(target := target_of(node), Checked) and callable(target.check):
             for finding in target.check(arguments_of(node), CheckContext()):
                 raise CheckpointError(finding.text)
 
