@@ -40,7 +40,7 @@ LEARNT_IN = "learnt_in"  # in runs.jsonl of a policy's run: digests of the world
 BUILDERS = ("imagination_of", "world_model_of")  # of a world model by the path of its weights
 OPTIONS = {  # arguments that count beside the weights
     "world_model": ("action_transform", "chunk_size", "tokenizer_path", "load_ema"),
-    "policy": ("temperature", "noise", "noise_level", "correlation"),  # by which attempts differ from what is played
+    "policy": ("temperature", "noise_level", "correlation"),  # by which attempts differ from what is played
 }
 
 # Files that decide how a folder's weights are used; not figures, pages and logs that lie beside.
