@@ -150,7 +150,7 @@ class ConvPolicy(nn.Module, PolicyDefaults):
         return (record["knots"] - self.means(record)).square().mean()
 
     def seen(self, observation: Observation, is_recorded: bool = False) -> dict[str, Tensor]:
-        """What a decision is made from: small pictures [E, V, 3, size, size], numbers of the tasks, and the state.
+        """Inputs of a decision: small pictures [E, V, 3, size, size], numbers of the tasks, and the state.
 
         Recordings may have sentences that no recording to learn from has.
         """
