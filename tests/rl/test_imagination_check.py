@@ -33,7 +33,7 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
-from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone, actions_alone_of
+from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone, actions_alone_of, mixed
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, PAID, TRY, WITHIN, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
@@ -182,6 +182,7 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     assert judge(figures(), {"policy": imagination_check.clone_figures({**about, "recordings": 2})}).verdict != "no"
     seen = judge(figures(), {"policy": {**blind, "true_above_nothing": Estimate(0.04, 0.03, 0.06)}})
     assert seen.verdict == "doubtful" and "true success less" in seen.reasons[0], "true attempts know it better"
+    assert any("as one does that sees nothing" in text for text in seen.warnings), "and it is named all the same"
     assert imagination_check.clone_figures({}) == {}, "not a clone of recordings"
     judged = judge(figures(), {"policy": found})
     assert judged.verdict == "no" and any("that of doing nothing" in reason for reason in judged.reasons)
@@ -496,10 +497,10 @@ def test_an_imagination_that_actions_alone_equal_is_named_and_one_that_they_beat
 
 def test_what_is_paid_follows_the_actions_where_imagination_hardly_differs() -> None:
     imagined, by_actions = numpy.array([[0.0, 0.2, 0.4, 1.0]]), numpy.array([[0.3, 0.9, 0.0, 0.0]])
-    orders = [list(imagination_check._paid(one, by_actions)[0].argsort()) for one in (imagined, 0.9 + imagined / 100)]
+    orders = [list(mixed(one, by_actions)[0].argsort()) for one in (imagined, 0.9 + imagined / 100)]
     assert orders == [[0, 2, 3, 1], [2, 3, 0, 1]], "neither alone; and of values from .90 to .91 that of the actions"
     other = numpy.array([[0.91, 0.92, 0.93, 0.99]])
-    paid = imagination_check._paid(other, 0 * by_actions)[0]
+    paid = mixed(other, 0 * by_actions)[0]
     assert paid.std() < 0.25, "a small spread of imagined values is not amplified, as it is not in learning"
 
 

@@ -35,13 +35,11 @@ from cosmos_predict2.rl.envs.first_frames import GivenStarts, RecordedFacts, Sim
 from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, round_trip, whole_chunks
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
-from cosmos_predict2.rl.episodes.config import VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
+from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone, mixed
 from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS, PAID
 from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
-from cosmos_predict2.rl.objectives import OF_RECORDINGS, GroupAdvantageConfig
 from cosmos_predict2.rl.policies.null import LEAST_RECORDINGS, NullPolicy, are_motions, doing_nothing
 from cosmos_predict2.rl.rewards.resnet import KEY
 from cosmos_predict2.world_model.imagination import Imagination
@@ -482,7 +480,7 @@ def true_attempts(
     nearness_G_M = nearness.reshape(TRUE_GROUPS, MEMBERS)
     values_G_M = {end: found.reshape(TRUE_GROUPS, MEMBERS) for end, found in values.items()}
     if alone:
-        paid = within_groups(_paid(values_G_M[""], values_G_M[BY_ACTIONS]), nearness_G_M, seed)
+        paid = within_groups(mixed(values_G_M[""], values_G_M[BY_ACTIONS]), nearness_G_M, seed)
         figures[PAID] = paid if paid.count >= LEAST_VARIED else Estimate(math.nan)
     for end, found in values.items():
         within = within_groups(values_G_M[end], nearness_G_M, seed)
@@ -490,12 +488,3 @@ def true_attempts(
         figures[f"true_ends{end}"] = area
         figures[f"within_starts{end}"] = within if within.count >= LEAST_VARIED else Estimate(math.nan)
     return figures
-
-
-def _paid(imagined_G_M: Values, by_actions_G_M: Values) -> Values:
-    """The advantages by which `vla_grpo_recordings` learns: a small spread of one half counts less than that."""
-    advantage, share = GroupAdvantageConfig(**OF_RECORDINGS), VLARLConfig().actions_share
-    is_valid = torch.ones(imagined_G_M.shape, dtype=torch.bool)
-    imagined, by_actions = (advantage.of(torch.from_numpy(one), is_valid) for one in (imagined_G_M, by_actions_G_M))
-    found: Values = imagined.lerp(by_actions, share).numpy()
-    return found

@@ -266,6 +266,9 @@ def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[
             "what is paid, by imagination and by the actions alone, correlates with truth inside a start by"
             f" {mixed.as_text()}"
         )
+    explained = figures.get("explained")
+    if isinstance(explained, Estimate) and explained.low <= 0 and "true_above_nothing" in figures:
+        yield (f"the clone explains {explained.as_text()} of held-out actions, as one does that sees nothing: {CLONE}")
     yield from (text for text, is_clear in _beaten(figures, allowed) if not is_clear)
     first, last = (figures.get(name, math.nan) for name in ("obedience", "obedience_last"))
     if last < first / 2:
