@@ -87,7 +87,7 @@ add("--windows", type=_starts, help="steps at which the windows of a demonstrati
 add("--chunk", type=command_line.at_least(1, 10**4), default=12, help="actions that are decided at once")
 knots = "motions of a chunk, each held for chunk / knots actions (default: every action its own; in the toy world 4)"
 add("--knots", type=count, help=knots)
-add("--noise", type=command_line.above_zero, default=0.2, help="standard deviation of what the policy draws")
+add("--noise", type=command_line.above_zero, help="standard deviation of what the policy draws (default: its own)")
 add("--steps", type=command_line.at_least(1, 10**8), help="of the optimizer (default: likewise)")
 add("--lr", type=command_line.above_zero, help="learning rate, which falls to 0 (default: likewise)")
 add("--batch_size", type=command_line.at_least(1, 10**5), help="windows of a step (default: likewise)")

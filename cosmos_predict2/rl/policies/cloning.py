@@ -200,7 +200,8 @@ def begin(
     sizes = dict(action_dim=windows.actions_B_A_D.shape[2], chunk=start.chunk, num_knots=start.num_knots)
     with random.preserved():
         torch.manual_seed(random.derive_seed(start.seed, 0, "policy"))
-        offered: dict[str, Any] = dict(start=start, **draws, **sizes)
+        offered: dict[str, Any] = dict(start=start, **sizes)
+        offered |= {name: value for name, value in draws.items() if value is not None}
         begun: Any = completed(made(getattr(cls, "to_clone", cls), arguments, where, **offered), PolicyDefaults)
     if begun.action_dim != sizes["action_dim"]:
         recorded_ones = f"the recordings have {sizes['action_dim']}"

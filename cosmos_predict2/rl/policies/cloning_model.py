@@ -51,7 +51,8 @@ class CloningConfig(Section):
     base: str = ""  # published weights to begin with, or those of a clone; empty: tiny random ones
     lora_rank: int = attrs.field(default=0, validator=at_least(0))  # 0: the weights themselves are trained
     arguments: Any = attrs.field(factory=dict)  # others of the policy's ``to_clone``, such as augment or variant
-    noise: float = attrs.field(default=0.2, validator=above(0))  # deviation of draws, of policies that take it
+    # deviation of draws, of policies that take it; null: the policy's own
+    noise: Any = attrs.field(default=None, validator=above(0))
     # of draws of neighbouring actions, and of tokens, of policies that take them; null: those of base, and without one
     # .9 and .3
     correlation: Any = attrs.field(default=None, validator=at_least(0, at_most=0.999))

@@ -320,10 +320,12 @@ class _Way:
         return WayStep(f"reward{phase.end}", f"reward{phase.title}", words, reads, (phase.reward,), 60 * self.area)
 
     def clone(self, phase: Phase, clone: Clone) -> WayStep:
+        is_resized = clone.policy == "conv" and self.options.picture_size != USUAL_SIDE
         given = {
             "experiment": f"clone_recordings{_CLONED.get(clone.policy, '')}",
             "job.name": clone.name,
             "model.config.policy": "" if clone.policy in POLICIES else clone.policy,
+            "+model.config.arguments.size": max(self.recorded.size) if is_resized else "",
             "dataloader_train.dataset.path": phase.data,
             "dataloader_train.dataset.split_file": phase.split,
             "dataloader_train.dataset.camera": self.options.camera,

@@ -144,8 +144,8 @@ def test_a_policy_may_leave_out_what_is_optional(
 
 
 def test_draws_are_narrow_unless_given_or_of_a_base() -> None:
-    assert CloningConfig().draws == dict(noise=0.2, correlation=0.9, temperature=0.3)
-    assert CloningConfig(base="there").draws == dict(noise=0.2, correlation=None, temperature=None)
+    assert CloningConfig().draws == dict(noise=None, correlation=0.9, temperature=0.3)
+    assert CloningConfig(base="there").draws == dict(noise=None, correlation=None, temperature=None)
     assert CloningConfig(base="there", correlation=0, temperature=2).draws["temperature"] == 2
 
 

@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,9 @@ def test_a_run_that_began_with_a_clone_is_read_and_begun_with_again(tmp_path: Pa
     for policy in (read, again):
         assert policy.config.noise == 0.1 and policy.config.chunk == 4 and list(card.about["sentences"]) == ["go there"]
         assert torch.equal(policy.out.bias, clone.out.bias + 1)
+    no_start: Any = None
+    begun = ConvPolicy.to_clone(no_start, base=str(path))
+    assert begun.config.noise == 0.2, "its draws are those of its base"
     toy = write_policy(tmp_path / "toy", ToyPolicy(width=8), {})
     with pytest.raises(ConfigError, match=r"toy.*holds a policy of class .*ToyPolicy"):
         ConvPolicy(path=str(toy))

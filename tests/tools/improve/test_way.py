@@ -225,6 +225,11 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
     larger = replace(options, camera="a", picture_size=128)
     assert look(larger).size == (80, 128) and look(replace(larger, picture_size=90)).size == (48, 80)
     words = [step.words for step in steps_of(larger, look(larger)) if step.name in ("tokenizer", "world_model")]
+    sizes = [f"+model.config.arguments.size={side}" for side in (128, 64)]
+    for kind, size, is_given in (("conv", 128, True), ("conv", 64, False), ("pi05", 128, False)):
+        of_kind = replace(larger, picture_size=size, policies=(kind,))
+        (clone,) = (step for step in steps_of(of_kind, look(of_kind)) if step.name == "clone")
+        assert [one in clone.words for one in sizes] == [is_given, False], "convolutions see as large pictures"
     assert all("[80,128]" in " ".join(of_step) or "80 128" in " ".join(of_step) for of_step in words)
 
 

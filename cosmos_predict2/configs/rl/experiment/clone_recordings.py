@@ -17,7 +17,6 @@ NAME = "clone_recordings"
 STEPS = 2000
 LEARNING_RATE = 1.5e-3
 SHIFT = 0.06  # without it a clone of 100 episodes begins to know them by heart after 400 iterations
-NOISES = {"conv": 0.1}  # with .2 attempts of one clone (drawer, 2) succeeded .47 less than what it plays, with .1 .22
 SEED: Any = "${trainer.seed}"
 KNOTS: Any = "${dataloader_train.dataset.chunk}"  # motions held for several actions cannot follow most recordings
 SHARED = ("path", "split_file", "chunk", "starts", "num", "camera", "action_keys", "held_out_share", "state")
@@ -40,7 +39,6 @@ def clone(name: str, policy: str) -> dict[str, Any]:
                 num_knots=KNOTS,
                 seed=SEED,
                 shift=SHIFT,
-                noise=NOISES.get(policy, 0.2),
             ),
             _recursive_=False,
         ),
