@@ -30,7 +30,7 @@ add = parser.add_argument
 add("data", metavar="DATA", type=Path, help="the folder of a LeRobot data set")
 add("--out", required=True, type=command_line.local_folder, metavar="RUN", help="the folder of all that is made")
 add("--suite", default="", help="where policies can truly act: gym:ID, gym:MODULE:ID, MODULE:CLASS, libero_10, ...")
-kinds = "cloned (default: conv, with gym:ID also openvla_oft); others: pi05, MODULE:CLASS; may be repeated"
+kinds = "cloned (default: conv); others: pi05, openvla_oft, MODULE:CLASS; may be repeated"
 add("--policy", dest="policies", action="append", metavar="POLICY", help=kinds)
 add("--clones", type=command_line.at_least(1), default=2, help="of each kind, of which one learns")
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
@@ -49,7 +49,7 @@ add("--dryrun", action="store_true", help="print the commands, and start none")
 def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.data.split import SUCCESS_COLUMN
     from cosmos_predict2.tools.improve.improve import commands, improve
-    from cosmos_predict2.tools.improve.way import GYM, Options
+    from cosmos_predict2.tools.improve.way import Options
 
     if args.phases and not args.suite:
         raise ConfigError(f"--phases {args.phases}: true episodes need --suite, where the policy can play them.")
@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--action_keys with --phases: true episodes have one column for an action. {cure}.")
     given = {field.name: getattr(args, field.name) for field in fields(Options) if field.name != "imports"}
     given["action_keys"] = tuple(args.action_keys)
-    # Imagination orders clones of one kind: which kind is better only true episodes show.
-    usual = Options.policies if args.suite.startswith(GYM) else Options.policies[:1]
-    given["policies"] = tuple(dict.fromkeys(args.policies or usual))
+    given["policies"] = tuple(dict.fromkeys(args.policies or Options.policies))
     options = Options(**given, imports=tuple(getattr(args, "import")))
     if args.dryrun:
         print("\n".join(commands(options)))

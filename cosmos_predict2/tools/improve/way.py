@@ -51,7 +51,7 @@ class Options:
     out: Path
     suite: str = ""
     imports: tuple[str, ...] = ()
-    policies: tuple[str, ...] = ("conv", "openvla_oft")  # kinds of clones
+    policies: tuple[str, ...] = ("conv",)  # kinds of clones
     clones: int = 2  # of each kind
     success_column: str = "next.success"
     camera: str = ""
