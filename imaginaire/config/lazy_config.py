@@ -18,7 +18,7 @@ import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,17 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
+try:
+    from yaml import CSafeDumper as SafeDumper
+except ImportError:  # a build of PyYAML without libyaml: the same text, four times as slow
+    from yaml import SafeDumper  # type: ignore[assignment]
+
 from imaginaire.buildable import describe, locate, name_of, signature, target_of
 from imaginaire.config import nodes
 from imaginaire.config.nodes import OBJECTS, fields_of, full_key, is_config_class, is_empty, join, typed_class
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError, UserError
+from imaginaire.renamed import KEYS
 
 LazyDict = DictConfig
 PLACEHOLDER = None  # an argument that is given when the call is made
@@ -164,7 +170,7 @@ class _Loader(_omegaconf_loader):
     yaml_constructors = yaml.SafeLoader.yaml_constructors  # no paths
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(SafeDumper):
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -238,6 +244,10 @@ def _written_out(node: Any) -> Iterator[Any]:
         yield from _written_out(child)
 
 
+def _holds(data: Any, key: Sequence[str]) -> bool:
+    return not key or (isinstance(data, dict) and key[0] in data and _holds(data[key[0]], key[1:]))
+
+
 def from_yaml(text: str, source: str = "this YAML text", declared: type | None = None) -> Any:
     """The node of a YAML text; ``source`` is what the messages call it."""
     data = plain_data(text, source)
@@ -245,13 +255,18 @@ def from_yaml(text: str, source: str = "this YAML text", declared: type | None =
         if isinstance(data, dict):
             for folder in data.pop(FOLDERS, None) or ():
                 add_import_folder(Path(str(folder)))
-            tree = DictConfig(data)
-            nodes.move_keys(tree)
-            data = OmegaConf.to_container(tree)
+            if any(_holds(data, key.split(".")) for key in KEYS):
+                tree = DictConfig(data)
+                nodes.move_keys(tree)
+                data = OmegaConf.to_container(tree)
         value = from_data(data, declared=declared)
-        if isinstance(value, dict) or is_config_class(type(value)):
-            return DictConfig(value, flags=dict(OBJECTS))
-        return ListConfig(value, flags=dict(OBJECTS)) if isinstance(value, list) else value
+        try:
+            if isinstance(value, dict) or is_config_class(type(value)):
+                return DictConfig(value, flags=dict(OBJECTS))
+            return ListConfig(value, flags=dict(OBJECTS)) if isinstance(value, list) else value
+        except OmegaConfBaseException:
+            _check_typed(value)
+            raise
     except (ConfigError, OmegaConfBaseException) as error:
         raise ConfigError(f"{source}: {error if isinstance(error, ConfigError) else nodes.explained(error)}") from error
 
@@ -359,12 +374,23 @@ def _typed(cls: Any, data: Mapping[Any, Any], key: str) -> Any:
     for name, field in fields.items():
         if name not in values and is_config_class(field.type) and nodes.default_of(field) == "???":
             values[name] = nodes.unchecked(field.type, {}, join(key, name))
-    made = nodes.unchecked(cls, values, key)
-    try:
-        DictConfig(made, flags=dict(OBJECTS))  # here the key is known
-    except OmegaConfBaseException as error:
-        raise nodes.explained(error, key) from error
-    return made
+    return nodes.unchecked(cls, values, key)
+
+
+def _check_typed(value: Any, key: str = "") -> None:
+    """ConfigError for the innermost typed value that OmegaConf refuses, which does not say its full key."""
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            _check_typed(item, f"{key}[{i}]")
+    is_typed = is_config_class(type(value))
+    names = fields_of(type(value)) if is_typed else value if isinstance(value, dict) else ()
+    for name in names:
+        _check_typed(getattr(value, name) if is_typed else value[name], join(key, name))
+    if is_typed:
+        try:
+            DictConfig(value, flags=dict(OBJECTS))
+        except OmegaConfBaseException as error:
+            raise nodes.explained(error, key) from error
 
 
 def _located(data: Mapping[Any, Any], mark: str, key: str) -> Any:
