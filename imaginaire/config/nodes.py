@@ -252,7 +252,7 @@ def check_values(tree: DictConfig) -> None:
                 foreign += [f"{key}.", f"{key}["]
             if is_ours or key == "optimizer":
                 _check_ranges(key, node)
-        elif typed_class(node) is not None:
+        elif typed_class(node) is not None and typed_class(node._get_parent()) is None:
             to_object(node, key)  # runs the validators of all that it holds
     if not_taken:
         raise ConfigError("\n".join(not_taken))
