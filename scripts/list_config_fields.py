@@ -33,6 +33,7 @@ A wrong key is an error that names near keys; a wrong value is an error that nam
 This page is generated: `python -m scripts.list_config_fields > documentations/configuration_fields.md`.
 """
 DATA = ("folder", "latents", "lerobot_train", "bridge_json_train", "libero_hdf5_train", "toy", "toy_action")
+OTHER_SIZES = ("14b", "480p", "720p")  # of models that the group has smaller, of the same classes
 NOT_SET_BY_HAND = {"self", "config", "trainer", "model"}  # passed when the object is built
 
 
@@ -163,14 +164,17 @@ def heading(title: str, text: str = "") -> Iterator[str]:
         yield textwrap.fill(text, 118, break_on_hyphens=False) + "\n"
 
 
-def entries(group: str) -> dict[str, Any]:
-    repository = ConfigStore.instance().repo[group]
-    return {name.removesuffix(".yaml"): entry.node for name, entry in repository.items()}
+def entries(group: str, *names: str) -> dict[str, Any]:
+    """The nodes of these entries of a group, or of all. Each is built when it is asked for, which takes its time."""
+    found = {name.removesuffix(".yaml"): entry for name, entry in ConfigStore.instance().repo[group].items()}
+    return {name: found[name].node for name in names or found}
 
 
 def model_pages() -> Iterator[str]:
     """The sections of each model class, from the base to what each class adds; then its networks."""
-    nodes = [entry["model"] for entry in entries("model").values()]
+    names = [name.removesuffix(".yaml") for name in ConfigStore.instance().repo["model"]]
+    names = [name for name in names if not any(size in name for size in OTHER_SIZES)]
+    nodes = [entry["model"] for entry in entries("model", *names).values()]
     configs = dict.fromkeys(
         (OmegaConf.get_type(node["config"]), OmegaConf.get_type(node["config"]["pipe_config"])) for node in nodes
     )
@@ -203,12 +207,12 @@ def page() -> str:
         for name, node in entries(group).items():
             target = node["_target_"]
             out += [*heading(f"{group}={name}", summary(target)), *lines_of(f"{group}.", argument_fields(target, node))]
-    for group in ("basic", "long", "viz_online_sampling"):
-        for name, node in entries("callbacks")[group].items():
+    for group, callbacks in entries("callbacks", "basic", "long", "viz_online_sampling").items():
+        for name, node in callbacks.items():
             target = node["_target_"]
             out += heading(f"trainer.callbacks.{name} (callbacks=[{group}])", summary(target))
             out += lines_of(f"trainer.callbacks.{name}.", argument_fields(target, node))
-    loaders = entries("dataloader_train")
+    loaders = entries("dataloader_train", *DATA)
     loader = loaders["folder"]["_target_"]  # all entries use it, with values of their own
     out += [*heading("dataloader_train, dataloader_val", summary(loader))]
     out += lines_of("dataloader_train.", argument_fields(loader))
