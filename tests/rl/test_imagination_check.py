@@ -180,6 +180,13 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     blind = imagination_check.clone_figures(about)
     assert judge(figures(), {"policy": blind}).verdict == "no", "its interval reaches 0"
     assert judge(figures(), {"policy": imagination_check.clone_figures({**about, "recordings": 2})}).verdict != "no"
+    for share, is_named in ((0.95, False), (0.96, True)):
+        whole = {"greedy_imagined_success": share, "greedy_success": found["greedy_success"]}
+        notes = judge(figures(), {"policy": whole}).warnings
+        assert (
+            any(f"in {share} of what the policy plays, and it truly succeeds in 0." in text for text in notes)
+            == is_named
+        )
     seen = judge(figures(), {"policy": {**blind, "true_above_nothing": Estimate(0.04, 0.03, 0.06)}})
     assert seen.verdict == "doubtful" and "true success less" in seen.reasons[0], "true attempts know it better"
     assert any("as one does that sees nothing" in text for text in seen.warnings), "and it is named all the same"
@@ -372,6 +379,7 @@ def test_pictures_of_a_policy_are_those_of_its_ends(
     found = imagination_check.policy_figures(policy, tiny_imagination, RingReward(), some, some)
     for name in ("pictures_outside", "pictures_faded"):
         assert torch.equal(found[name], played[0].frames_E_F_H_W_C[:, -1])
+    assert found["greedy_imagined_success"] == played[0].success_E.double().mean()
 
 
 def test_replays_are_what_a_policy_learns_from(tiny_imagination: Imagination) -> None:

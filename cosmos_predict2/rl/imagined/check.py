@@ -353,6 +353,7 @@ def policy_figures(
     above = ((best[:, None] > known) + 0.5 * (best[:, None] == known)).mean(axis=1) if len(known) else []
     return {
         "greedy_value": agreement.mean(best, seed),
+        "greedy_imagined_success": greedy.success_E.double().mean().item(),
         "sampled_value": agreement.mean(value_G_M.mean(axis=1), seed),
         "spread": float((numpy.ptp(value_G_M, axis=1) > LEAST_SPREAD).mean()),
         "above_nothing": agreement.mean(wins, seed),
@@ -473,6 +474,7 @@ def true_attempts(
     figures: Figures = {"true_success": agreement.mean(success_G, seed)}
     figures["true_above_nothing"] = agreement.mean(success_G - still_G, seed)
     likeliest_G = attempts(policy, env, starts).success_E.numpy()  # what a robot plays
+    figures["greedy_success"] = agreement.mean(likeliest_G.astype(float), seed)
     figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
     env.terminate_on_success = True  # as a robot stops at success
     ever_G = attempts(policy, env, starts).success_E.numpy()
