@@ -20,7 +20,6 @@ from cosmos_predict2.rl.policies.openvla.model import OpenVLASizes
 from cosmos_predict2.tools.plan.policies import POLICIES
 from cosmos_predict2.toy_world.rendering import detect
 from cosmos_predict2.world_model.world_model import WorldModel
-from imaginaire.config.lazy_config import target_of
 from imaginaire.errors import ConfigError, TrainingError
 from tests.programs import warm_python
 
@@ -247,15 +246,6 @@ def test_the_written_sizes_are_the_published_ones(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StopIteration):
         vla.write_policy(tmp_path / "openvla", "openvla", "2B")
     assert counted[0] == pytest.approx(POLICIES["openvla_oft"].parameters, rel=0.01)
-
-
-def test_a_simulator_teaches_without_recordings() -> None:
-    """The ceiling's policy has a clone and a simulator, and no folder of recordings to pay actions by."""
-    from benchmarks.robots.in_simulator import GymTask, experiment
-
-    config = experiment("bench_drawer_pi05", "drawer", "pi05")["model"].config
-    assert (config.card, config.rl.actions_alone) == (None, None)
-    assert target_of(config.env.make) is GymTask and config.env.make.reward == "success"
 
 
 def test_ways_stand_in_one_table_and_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

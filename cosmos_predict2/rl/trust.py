@@ -168,6 +168,8 @@ def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
             return dict(facts["inputs"]), dict(facts["places"])
         of_policy = digest(place, **counting("policy", config.policy))
         return {**facts["inputs"], "policy": of_policy}, {**facts["places"], "policy": place}
+    if isinstance(config.env, str):  # a suite
+        return {}, {}
     node, held = config.env.get("imagination"), config.world_model
     if node is None and held is None:
         return {}, {}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.rl.envs.scoring import Scoring
-from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation, VecEnv, completed
+from cosmos_predict2.rl.interfaces import EnvDefaults, Info, Observation
 from cosmos_predict2.rl.remote.connections import MOST_LOST, PATIENCE_S, ConnectionLost, Websocket
 from cosmos_predict2.rl.remote.wire import reading
 from imaginaire.buildable import made
@@ -50,15 +50,6 @@ def _parts(address: str) -> tuple[str, dict[str, Any]]:
     place, _, query = address.partition("?")
     words = (word.partition("=") for word in query.split("&") if word)
     return place, {key: lazy_config.plain_data(value, f"{address}: {key}") for key, _, value in words}
-
-
-def environment(env: Any, **arguments: Any) -> VecEnv:
-    """The environment of a configuration: a lazy call, or an address; None of none."""
-    if not isinstance(env, str):
-        return completed(lazy_config.instantiate(env, **arguments), EnvDefaults)  # type: ignore[no-any-return]
-    if arguments:
-        raise ConfigError(f"{env} has a world model of its own: set model.config.world_model=null, and no refinement.")
-    return of_address(env)
 
 
 def facts_of(address: str) -> Mapping[str, Any]:

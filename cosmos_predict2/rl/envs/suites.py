@@ -18,8 +18,9 @@ from typing import Any
 from cosmos_predict2.rl.envs.remote import address_of, facts_of, of_address
 from cosmos_predict2.rl.envs.simulators import rendering
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
-from cosmos_predict2.rl.interfaces import VecEnv
+from cosmos_predict2.rl.interfaces import EnvDefaults, VecEnv
 from imaginaire.buildable import buildable, completed, made, resolve
+from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import ConfigError
 
@@ -79,6 +80,18 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> SuitePlan:
     if isinstance(make, type):
         make = partial(_own, make)
     return made(make, given, f"--suite {name}: --", tasks=list(tasks))
+
+
+def environment(env: Any, policy: Any, **arguments: Any) -> VecEnv:
+    """The environment of a configuration: a lazy call, a server's address, or a suite's name; None of none."""
+    if not isinstance(env, str):
+        return completed(lazy_config.instantiate(env, **arguments), EnvDefaults)  # type: ignore[no-any-return]
+    if arguments:
+        raise ConfigError(f"{env} imagines nothing here: set model.config.world_model=null, and no refinement.")
+    if address_of(env):
+        return of_address(env)
+    suite = find(env)
+    return completed(suite.env(suite.at_once, policy), EnvDefaults)  # type: ignore[no-any-return]
 
 
 def size_of_recordings(name: str, height: int) -> dict[str, Any]:

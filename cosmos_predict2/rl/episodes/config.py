@@ -103,7 +103,7 @@ class VLAGRPOConfig(Section):
     """A policy, where it learns, and where it is judged."""
 
     policy: Any = None  # a lazy call of a module that is a `Policy`
-    env: Any = None  # of the `VecEnv` to learn in, or the address of a server, wfm://HOST:8100
+    env: Any = None  # of the `VecEnv` to learn in, or a suite by its name (gym:ID, wfm://HOST:8100 ...)
     true_env: Any = None  # of the one that counts, with the same starts: what a world model is refined by
     eval_env: Any = None  # of the one of validation; null: ``true_env``, or ``env``
     world_model: Any = None  # of a `Video2WorldModel`: ``env`` is given its `Imagination` as ``imagination``

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
-from cosmos_predict2.rl.envs.remote import environment
+from cosmos_predict2.rl.envs.suites import environment
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.decisions import (
@@ -139,14 +139,14 @@ class VLAGRPOModel(RLModel):
             self._held[WORLD_MODEL] = model = build_world_model(config.world_model)
             card = read_card(str(model.config.model_manager_config.dit_path or ""))
             env_arguments["imagination"] = Imagination(model.world, card.views, card.action_keys)
-        self.env: VecEnv = environment(config.env, **env_arguments)
+        self.env: VecEnv = environment(config.env, self.policy, **env_arguments)
         self._actions_alone = lazy_config.instantiate(self.rl.actions_alone) if self.rl.actions_share else None
         require_inputs(self.env, self.policy)
         if self.rl.mask_unreliable and self.env.num_noises < 2:
             found = f"{KEY}.env.num_noises={self.env.num_noises}"
             raise ConfigError(f"{KEY}.rl.mask_unreliable=true compares two noises, but {found}: set it to 2.")
-        self.true_env: VecEnv | None = environment(config.true_env)
-        eval_env: VecEnv | None = environment(config.eval_env)
+        self.true_env: VecEnv | None = environment(config.true_env, self.policy)
+        eval_env: VecEnv | None = environment(config.eval_env, self.policy)
         self.eval_env = eval_env or self.true_env or self.env
         self.validation_metric = "greedy_success" if self.eval_env.imagination is None else "imagined_greedy_success"
         is_imagined = self.eval_env is self.env and self.env.imagination is not None

@@ -9,12 +9,17 @@ from typing import Any
 import gymnasium
 import numpy
 import pytest
+import torch
 
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.simulators import gym
 from cosmos_predict2.rl.envs.simulators.gym import GymTask, averaged
+from cosmos_predict2.rl.policies.conv import ConvPolicy
+from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from imaginaire.errors import ConfigError
+from tests.rl.runs import CONFIG
+from tests.training import records, run_dir, train
 
 POINT = "tests.rl.envs.gym_worlds:OurPoint-v0"
 
@@ -44,6 +49,30 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own() -> None:
         unnamed.env(1, SimpleNamespace(action_dim=2, chunk=3, sentences=("to the goal", "away")))
     with pytest.raises(ConfigError, match=r"decides on 7 numbers per action, gym:OurPoint.*-v0 takes 2"):
         place.env(1, SimpleNamespace(action_dim=7, chunk=3))
+
+
+@pytest.mark.slow
+def test_a_clone_learns_in_a_simulator_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "AT_ONCE", 2)  # processes
+    policy = ConvPolicy(actions={"q01": [-1, -1], "q99": [1, 1]}, tasks=["to the goal"], chunk=3, num_knots=3, size=16)
+    clone = write_policy(tmp_path / "clone", policy, {"sentences": ["to the goal"]})
+    words = ["experiment=vla_grpo_suite_conv", f"model.config.policy.path={clone}", "trainer.max_iter=2"]
+    words += [
+        "+model.config.policy.noise=1",
+        "job.project=tests",
+        "job.group=engine",
+        "job.name=named",
+        "trainer.logging_iter=1",
+    ]
+    words += ["dataloader_train.batch_size=2", "dataloader_val.dataset.num=2", "dataloader_val.batch_size=2"]
+    env = f"gym:{POINT}?image_size=24&repeat=2&success=reward>=-0.3"
+    assert train(tmp_path, [*words, f'model.config.env="{env}"', "checkpoint.save_iter=2"], config=CONFIG) == 0
+    names = {name for record in records(run_dir(tmp_path, "named")) for name in record}
+    assert {"train/success", "val/greedy_success"} <= names, "it is not imagined"
+    learnt, card = read_policy(str(run_dir(tmp_path, "named")))
+    assert not torch.equal(learnt.out.bias, policy.out.bias) and card.about["sentences"] == ["to the goal"]
+    with pytest.raises(ConfigError, match="imagines nothing here"):
+        suites.environment(env, policy, imagination=None)
 
 
 @pytest.mark.parametrize(

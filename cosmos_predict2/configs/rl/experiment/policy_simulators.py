@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published policies learn by reinforcement in simulators: vla_{grpo,dapo}_{policy}_{suite} in LIBERO's, and
-vla_{grpo,dapo}_pi05_b1k in BEHAVIOR-1K. And tiny ones in robosuite's Lift.
+vla_{grpo,dapo}_pi05_b1k in BEHAVIOR-1K. And tiny ones in robosuite's Lift, and in simulators of the user's.
 
 A rank plays 16 episodes of an update, two groups of one start each; 8 ranks have the 128 episodes of the published
 recipes. So many decisions pass the policy together that each episode has one among them; an OpenVLA, all of which is
@@ -24,7 +24,9 @@ from typing import Any
 from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, seeing_policy, starts
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
 from imaginaire.config import L, register_experiment
+from imaginaire.data.stream import ResumableLoader
 
 NUM_TASKS = {f"libero_{suite}": 10 for suite in ("spatial", "object", "goal", "10")}
 NUM_TASKS |= {"libero_90": 90, "libero_all": 130}
@@ -164,3 +166,30 @@ def in_lift(name: str, label: str) -> dict[str, Any]:
 for label in ("openvla_oft", "pi05"):
     full_name = f"tiny_vla_grpo_{label}_lift"
     register_experiment(full_name, partial(in_lift, full_name, label))
+
+# --- a clone of a user's recordings in a simulator of the user's: vla_grpo_suite{_conv,_pi05,}
+
+HELD_OUT, EXPERIENCES = 64, 40  # starts of a validation, the first ones; and how often 24 groups of 8 are played
+RATES, KLS = {"conv": 2e-4}, {"conv": 0.01}  # of draws as narrow as its the same change is a larger distance
+
+
+def in_suite(name: str, label: str) -> dict[str, Any]:
+    """``model.config.env`` is the suite's name, as --suite takes it; success alone is paid."""
+    rl = VLARLConfig(
+        group_size=MEMBERS,
+        minibatches=MINIBATCHES,
+        kl_beta=KLS.get(label, 0.1),
+        loss=PolicyLossConfig(ratio_level="chunk"),
+    )
+    places = L(EpisodeStarts)(num=100_000, first=HELD_OUT), L(EpisodeStarts)(num=HELD_OUT)
+    sizes = (24, HELD_OUT)
+    data = (L(ResumableLoader)(dataset=d, batch_size=n, shuffle=n < HELD_OUT) for d, n in zip(places, sizes))
+    config = VLAGRPOConfig(policy=seeing_policy(label, "outputs/my_policy"), env="gym:my_robot:MyRobot-v0", rl=rl)
+    numbers = dict(length=EXPERIENCES * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
+    run = learning(name, config, *data, **numbers, run_validation=True, distributed_parallelism="ddp")
+    run["optimizer"]["lr"] = RATES.get(label, 3e-4)
+    return run
+
+
+for label, suffix in (("openvla_oft", ""), ("pi05", "_pi05"), ("conv", "_conv")):
+    register_experiment(f"vla_grpo_suite{suffix}", partial(in_suite, f"vla_grpo_suite{suffix}", label))
