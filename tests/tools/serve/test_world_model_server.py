@@ -405,7 +405,10 @@ def test_grpo_learns_there_as_in_the_process_and_resumes(make: Any, tmp_path: Pa
     ]
     port = free_port()
     options.append(f'model.config.env="wfm://127.0.0.1:{port}?num_envs=4"')
-    with serving(make, port), mock.patch("cosmos_predict2.rl.episodes.grpo.environment", lambda node: node and make(4)):
+    with (
+        serving(make, port),
+        mock.patch("cosmos_predict2.rl.episodes.grpo.environment", lambda node, _: node and make(4)),
+    ):
         assert train(tmp_path / "here", [*options, "trainer.max_iter=2"], config=BASE) == 0
     for count in (1, 2):
         with serving(make, port):
