@@ -77,7 +77,9 @@ DEVELOPMENT = [
     "types-psutil",
     "types-PyYAML",
     "types-tqdm",
-    "moto[server]>=5.0",
+    "moto[s3]>=5.0",  # with flask it is a server of S3; its own [server] brings CloudFormation, GraphQL and more
+    "flask>=2.2.2",
+    "flask-cors>=3.0",
     "boto3>=1.34",
     "matplotlib>=3.8",
     "diffusers>=0.36",  # the peer that tests and benchmarks compare with

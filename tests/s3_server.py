@@ -22,7 +22,7 @@ CREDENTIAL_VARIABLES += [f"PROD_S3_CHECKPOINT_{name}" for name in OF_PROD]
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of the running server."""
-    moto_server = pytest.importorskip("moto.server", reason="moto[server] is not installed: pip install -e '.[dev]'")
+    moto_server = pytest.importorskip("moto.server", reason="moto or flask is not installed: pip install -e '.[dev]'")
     # moto looks for credentials of its own when it starts
     os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
