@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small recordings of made-up robots, clean or with one classic fault, as LeRobot data sets or as arrays."""
 
+import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -254,9 +256,19 @@ PLANTED: Mapping[str, tuple[str, Callable[[RobotSet], None], str]] = {
 }  # fmt: skip
 
 
+@functools.cache
+def _drawn(name: str) -> RobotSet:
+    return CLEAN[name]()
+
+
+def clean(name: str) -> RobotSet:
+    """A set without a fault, which may be changed: drawing one takes longer than looking at it."""
+    return copy.deepcopy(_drawn(name))
+
+
 def planted(name: str) -> RobotSet:
-    clean, plant, _ = PLANTED[name]
-    made = CLEAN[clean]()
+    of_clean, plant, _ = PLANTED[name]
+    made = clean(of_clean)
     plant(made)
     return made
 

@@ -28,7 +28,7 @@ def kinds(made: sets.RobotSet) -> list[str]:
 
 @pytest.mark.parametrize("name", sets.CLEAN)
 def test_a_clean_set_has_no_fault(name: str) -> None:
-    assert kinds(sets.CLEAN[name]()) == []
+    assert kinds(sets.clean(name)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in sets.PLANTED if name not in OF_FILES])
@@ -38,7 +38,7 @@ def test_a_planted_fault_is_found_alone(name: str) -> None:
 
 def test_notes_tell_what_may_be_meant() -> None:
     """A gripper whose command and state are of other units may be opposite, and a robot may answer a row later."""
-    made = sets.delta_gripper()
+    made = sets.clean("delta_gripper")
     (note,) = findings(made)
     assert note.level == "note" and "command gripper (-1 to 1) makes the state gripper (0 to 0.08) smaller" in note.text
     for columns in made.columns:
@@ -48,7 +48,7 @@ def test_notes_tell_what_may_be_meant() -> None:
 
 def test_a_mirrored_camera_in_a_hand_is_not_named() -> None:
     """The motion in its picture depends on how the hand is turned; another camera is judged beside it, also alone."""
-    made = sets.arm()
+    made = sets.clean("arm")
     for videos in made.videos[sets.ODD]:
         videos[sets.WRIST] = videos[sets.WRIST][:, :, ::-1].copy()
     assert findings(made) == []
@@ -67,7 +67,7 @@ def test_few_episodes_are_not_compared() -> None:
 
 def test_motion_has_the_sign_of_its_direction() -> None:
     """In both ways to see it; and mirrored pictures have the other sign in the first and the third number."""
-    films = [film[sets.TOP][..., 0].astype(float) for film in sets.moving_dot().videos[:3]]
+    films = [film[sets.TOP][..., 0].astype(float) for film in sets.clean("moving_dot").videos[:3]]
     small = [film.reshape(len(film), 24, 2, 24, 2).mean(axis=(2, 4)) for film in films]
     padded = [np.pad(film, ((0, 0), (4, 4), (4, 4)), mode="edge") for film in small]
     for film in padded:
@@ -81,7 +81,7 @@ def test_motion_has_the_sign_of_its_direction() -> None:
 def test_check_dataset_reports_them(name: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
     is_clean = name in sets.CLEAN
-    folder = sets.write(sets.CLEAN[name]() if is_clean else sets.planted(name), tmp_path / "robot", name)
+    folder = sets.write(sets.clean(name) if is_clean else sets.planted(name), tmp_path / "robot", name)
     code = call(script, folder, "--json", tmp_path / "check.json", "--workers", 0)
     found = json.loads((tmp_path / "check.json").read_text())
     faults = found["faults"]
