@@ -9,6 +9,7 @@ make_config() and accepts dotted overrides only.
 """
 
 import difflib
+import functools
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -152,16 +153,15 @@ def _parsed(text: str, experiments: Sequence[str]) -> Override:
 
     ``experiments`` are the names that a word without a key may have been meant as.
     """
-    parser = OverridesParser.create()
     if "=" not in text and not text.startswith("~"):
         close = difflib.get_close_matches(text, experiments, n=1)
         hint = f" Did you mean experiment={close[0]}?" if close else " Is a shell variable unset?"
         raise ConfigError(f"'{text}' is not an override: it must be key=value, +key=value or ~key.{hint}")
     try:
         text = _FIRST.sub(lambda m: m[1] + RENAMED.get(m[2], m[2]), text, count=1)
-        override = parser.parse_override(text)
+        override = _read(text)
         if (key := KEYS.get(override.key_or_group)) is not None:
-            override = parser.parse_override(text.replace(override.key_or_group, key, 1))
+            override = _read(text.replace(override.key_or_group, key, 1))
     except HydraException as error:
         reason = str(error).splitlines()[0].partition(" expecting ")[0]
         has_braces = re.search("{.*,.*}", text.partition("=")[0])
@@ -175,6 +175,11 @@ def _parsed(text: str, experiments: Sequence[str]) -> Override:
     if key == "experiment" and override.value() == "":
         raise ConfigError("experiment= is empty; is EXP set?")
     return override
+
+
+@functools.lru_cache(maxsize=256)  # the grammar takes a millisecond for each
+def _read(text: str) -> Override:
+    return OverridesParser.create().parse_override(text)
 
 
 # --- what each override does ----------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def check_values(tree: DictConfig) -> None:
             raise ConfigError(f"{key}={node}, but it must be a finite number.")
         if not isinstance(node, DictConfig) or is_empty(node) or not key:
             continue
-        if "_target_" in node:
+        if "_target_" in set(node):  # OmegaConf takes long to say that a key is not there
             target = target_of(node, key)
             if not isinstance(target, DictConfig):  # a node that makes the callable
                 not_taken += _check_call(key, node, target)
@@ -304,7 +304,7 @@ def _check_text(key: str, value: str, parameter: inspect.Parameter, target: Any)
 
 
 def _check_ranges(key: str, node: DictConfig) -> None:
-    present = set(node)  # OmegaConf takes long to say that a key is not there
+    present = set(node)
     for name, least in _LEAST.items():
         value, is_whole = node[name] if name in present else None, isinstance(least, int)
         is_wrong_kind = isinstance(value, (bool, str)) or (is_whole and isinstance(value, float))
