@@ -2,6 +2,7 @@
 """Runs of the trainer in this process, and what is left of them."""
 
 import copy
+import functools
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet, all_sets, write_pointer
+from imaginaire.config import Config
 from imaginaire.config.compose import compose
 from imaginaire.training.trainer import ImaginaireTrainer, launch
 
@@ -35,7 +37,13 @@ def train(root: Path, overrides: Sequence[str] = (), edit: Edit | None = None, c
     environment = {"IMAGINAIRE_OUTPUT_ROOT": str(root), "WANDB_MODE": "disabled"}
     with mock.patch.dict(os.environ, environment), mock.patch.object(CheckpointSet, "read", edited):
         choice = [] if any(item.startswith("experiment=") for item in overrides) else ["experiment=restless"]
-        return launch(compose(config, [*choice, *overrides]))
+        return launch(_composed(config, *choice, *overrides))
+
+
+@functools.lru_cache(maxsize=4)
+def _composed(config: str, *overrides: str) -> Config:
+    """Composed once for a run and for the one that goes on with it: it is frozen, and takes as long as iterations."""
+    return compose(config, overrides)
 
 
 def run_dir(root: Path, name: str = "restless") -> Path:
