@@ -174,5 +174,6 @@ def test_a_twin_trains_whole_then_adapters_then_by_rewards(tmp_path: Path) -> No
         adapted[-2],
         "trainer.max_iter=1",
     ]
-    rl += ["dataloader_train.batch_size=2", "model.config.rl.num_rollout=2", "model.config.rl.rollout_batch=4"]
+    rl += ["dataloader_train.dataset.num_episodes=8", "dataloader_train.batch_size=2"]
+    rl += ["model.config.rl.num_rollout=2", "model.config.rl.rollout_batch=4"]
     assert train(tmp_path, [*rl, *quiet, "trainer.callbacks.quality_alarm=null"], config=CONFIG) == 0

@@ -149,6 +149,7 @@ def test_one_process_and_all_layouts_of_two_agree(name: str, tmp_path: Path) -> 
     """Two ranks have a group each and half of the weights, half of both groups each, or a part of each clip."""
     options = [item for item in VARIANTS[name] if item not in LORA]
     options += [f"{RL}.kl_beta=0.1", f"{RL}.advantage.norm=global", "trainer.grad_accum_iter=2"]
+    options += ["trainer.max_iter=1", "checkpoint.save_iter=1"]
     alone, record = _trained(str(tmp_path), {"one": [*options, f"{RL}.rollout_batch=4"]})["one"]
     base = load_file(tiny_video2world_path())
     layouts = {layout: [*options, *more] for layout, more in LAYOUTS.items()}

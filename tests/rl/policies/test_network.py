@@ -27,7 +27,7 @@ from imaginaire.optim.adamw import FusedAdamW
 from tests.multiprocess import run_distributed
 from tests.rl.policies.seen import generators, observation
 
-GROUPS = 4
+GROUPS = 2
 SHARDED = ("openvla", "pi05", "expert")
 
 
@@ -42,10 +42,10 @@ def policies(folders: dict[str, str]) -> dict[str, Any]:
 
 
 def trained(policy: Any, **options: Any) -> dict[str, Tensor]:
-    """The weights after two steps on this rank's share of four groups."""
+    """The weights after two steps on this rank's share of two groups."""
     torch.manual_seed(0)
     rl = VLARLConfig(group_size=2, updates=2, kl_beta=0.1)
-    model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=L(ToyEnv)(num_envs=8), rl=rl, **options))
+    model = VLAGRPOModel(VLAGRPOConfig(policy=policy, env=L(ToyEnv)(num_envs=4), rl=rl, **options))
     model.parallelize(init_dims())
     size = GROUPS // distributed.world_size()
     first = distributed.rank() * size

@@ -2,6 +2,7 @@
 """Each classic fault that is planted is found, and named with its cure; clean sets of seven kinds have none."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +82,10 @@ def test_motion_has_the_sign_of_its_direction() -> None:
 def test_check_dataset_reports_them(name: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
     is_clean = name in sets.CLEAN
-    folder = sets.write(sets.clean(name) if is_clean else sets.planted(name), tmp_path / "robot", name)
+    made = sets.clean(name) if is_clean else sets.planted(name)
+    if name in OF_FILES:  # each of them shows it
+        made = replace(made, columns=made.columns[:4], videos=made.videos[:4])
+    folder = sets.write(made, tmp_path / "robot", name)
     code = call(script, folder, "--json", tmp_path / "check.json", "--workers", 0)
     found = json.loads((tmp_path / "check.json").read_text())
     faults = found["faults"]

@@ -227,8 +227,11 @@ def read(experiment: str, num_gpus: int, *overrides: str) -> Workload:
     [
         (AGIBOT.format("2b"), 8, ()),
         pytest.param(AGIBOT.format("14b"), 32, (), marks=pytest.mark.long),
-        (AGIBOT.format("2b"), 8, ("model.config.train_architecture=lora", "model.config.lora_target_modules=q_proj")),
-        ("predict2_video2world_lora_training_2b_cosmos_nemo_assets", 4, ("model.config.fsdp_shard_size=2",)),
+        (
+            "predict2_video2world_lora_training_2b_cosmos_nemo_assets",
+            4,
+            ("model.config.fsdp_shard_size=2", "model.config.lora_target_modules=q_proj"),
+        ),
         (ACTIONS, 8, ("model.config.train_architecture=lora",)),
         ("wan2pt1_i2v_14b_lora_training", 8, ()),
         (AGIBOT.format("tiny"), 1, ()),
