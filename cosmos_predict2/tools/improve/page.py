@@ -154,7 +154,7 @@ class WayResults:
         before = self.success(self.truth_of(chosen(options)))
         if not better:
             sentence = f"What was learnt is not kept: {self.tried(done[-1])} ({checked}). RUN/policy is the clone."
-            return WayVerdict("kept", sentence + self._choice(), _NEXT["kept"])
+            return WayVerdict("kept", sentence + self._choice(), _NEXT["kept"] + self._in_simulator())
         after = self.success(f"after{better[-1].end}")
         low, high = difference(before, after)
         word = "better" if low > 0 else "worse" if high < 0 else "unclear"
@@ -163,7 +163,20 @@ class WayResults:
             f" {after['episodes']} episodes by whose starts nothing was chosen ({_change(before, after)}; {checked})."
         )
         next_step = self.card(done[-1])["next_step"] if word == "unclear" and done else ""
-        return WayVerdict(word, sentence + self._choice(), next_step if next_step == CLONE else _NEXT[word])
+        next_step = next_step if next_step == CLONE else _NEXT[word]
+        return WayVerdict(word, sentence + self._choice(), next_step + self._in_simulator())
+
+    def _in_simulator(self) -> str:
+        """The command by which the simulator itself teaches; nothing of a robot, and of a policy of the user's."""
+        options, kind = self.options, chosen(self.options).policy
+        if not options.suite.startswith(way.GYM) or kind not in way.POLICIES:
+            return ""
+        imports = "".join(f"--import {name} " for name in options.imports)
+        return (
+            " Where the simulator itself counts, it teaches more than its imagination: python -m scripts.train"
+            f" {imports}-- experiment=vla_grpo_suite{way.POLICIES[kind]} model.config.policy.path={options.out}/policy"
+            f" 'model.config.env=\"{options.suite}\"'"
+        )
 
     def _checked(self, done: Sequence[Phase], better: Sequence[Phase]) -> str:
         """The words of the gate on each phase, and of the trials that overrule them."""

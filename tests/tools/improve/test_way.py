@@ -324,7 +324,11 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
             for name, of_200 in zip(("before", "after"), rates, strict=True):
                 write_json(tmp_path / name / "evaluation.json", rate(of_200))
             found = WayResults(options, plan).verdict()
-            assert found.word == expected and (found.next_step == CLONE) is (expected == "unclear")
+            assert found.word == expected and found.next_step.startswith(CLONE) is (expected == "unclear")
+            learning = "experiment=vla_grpo_suite model.config.policy.path"
+            assert f"{learning}={tmp_path}/policy 'model.config.env=\"gym:ID\"'" in found.next_step
+            of_a_robot = WayResults(replace(options, suite=f"{__name__}:Robot"), plan).verdict().next_step
+            assert learning not in of_a_robot, "it cannot play 7,680 attempts"
 
 
 @pytest.mark.parametrize(
