@@ -170,6 +170,7 @@ for label in ("openvla_oft", "pi05"):
 # --- a clone of a user's recordings in a simulator of the user's: vla_grpo_suite{_conv,_pi05,}
 
 HELD_OUT, EXPERIENCES = 64, 40  # starts of a validation, the first ones; and how often 24 groups of 8 are played
+LEARNT_FROM = 1_000_000  # the first start of training: none that evaluate_policy, collect and improve_policy begin with
 RATES, KLS = {"conv": 2e-4}, {"conv": 0.01}  # of draws as narrow as its the same change is a larger distance
 
 
@@ -181,9 +182,8 @@ def in_suite(name: str, label: str) -> dict[str, Any]:
         kl_beta=KLS.get(label, 0.1),
         loss=PolicyLossConfig(ratio_level="chunk"),
     )
-    places = L(EpisodeStarts)(num=100_000, first=HELD_OUT), L(EpisodeStarts)(num=HELD_OUT)
-    sizes = (24, HELD_OUT)
-    data = (L(ResumableLoader)(dataset=d, batch_size=n, shuffle=n < HELD_OUT) for d, n in zip(places, sizes))
+    learnt = L(ResumableLoader)(dataset=L(EpisodeStarts)(num=100_000, first=LEARNT_FROM), batch_size=24, shuffle=True)
+    data = learnt, starts(HELD_OUT, HELD_OUT, shuffle=False)
     config = VLAGRPOConfig(policy=seeing_policy(label, "outputs/my_policy"), env="gym:my_robot:MyRobot-v0", rl=rl)
     numbers = dict(length=EXPERIENCES * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
     run = learning(name, config, *data, **numbers, run_validation=True, distributed_parallelism="ddp")
