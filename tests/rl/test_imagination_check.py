@@ -207,7 +207,7 @@ def test_the_gate_knows_nothing_of_the_toy_world(few: Path, tmp_path: Path) -> N
         " sys.exit(program.command_line.main(program.parser, program.run))"
     )
     words = ["--data", few, "--split", few.parent / "split.json", "--world_model", tiny_action_path()]
-    words += ["--reward", tmp_path / "reward", "--out", tmp_path / "card.json"]
+    words += ["--reward", tmp_path / "reward", "--out", tmp_path / "card.json", "--episodes", 2]
     done = finished(python(), "-c", program, *words)
     assert done.returncode in (0, 1), done.stderr
     assert json.loads((tmp_path / "card.json").read_text())["verdict"] != "go", "random weights value nothing"
