@@ -15,6 +15,7 @@ from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.simulators import gym
 from cosmos_predict2.rl.envs.simulators.gym import GymTask, averaged
+from cosmos_predict2.rl.policies.cloning import CloneWindows, clone
 from cosmos_predict2.rl.policies.conv import ConvPolicy
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
 from imaginaire.errors import ConfigError
@@ -55,8 +56,8 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own() -> None:
 def test_a_clone_learns_in_a_simulator_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suites, "AT_ONCE", 2)  # processes
     policy = ConvPolicy(actions={"q01": [-1, -1], "q99": [1, 1]}, tasks=["to the goal"], chunk=3, num_knots=3, size=16)
-    clone = write_policy(tmp_path / "clone", policy, {"sentences": ["to the goal"]})
-    words = ["experiment=vla_grpo_suite_conv", f"model.config.policy.path={clone}", "trainer.max_iter=2"]
+    path = write_policy(tmp_path / "clone", policy, {"sentences": ["to the goal"]})
+    words = ["experiment=vla_grpo_suite_conv", f"model.config.policy.path={path}", "trainer.max_iter=2"]
     words += [
         "+model.config.policy.noise=1",
         "job.project=tests",
@@ -73,6 +74,36 @@ def test_a_clone_learns_in_a_simulator_that_is_named(tmp_path: Path, monkeypatch
     assert not torch.equal(learnt.out.bias, policy.out.bias) and card.about["sentences"] == ["to the goal"]
     with pytest.raises(ConfigError, match="imagines nothing here"):
         suites.environment(env, policy, imagination=None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_a_clone_of_clumsy_drivers_becomes_better_in_the_simulator(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the settings of the experiment."""
+    monkeypatch.setattr(suites, "AT_ONCE", 2)
+    torch.manual_seed(seed)
+    draws, one, pictures, actions = numpy.random.default_rng(seed), task(), list[Any](), list[Any]()
+    for trial in range(40):
+        pictures.append(one.reset(0, 500_000 + trial, 0)["full_image"])
+        to_go = one._env.unwrapped.goal - one._env.unwrapped.place
+        for _ in range(3):
+            actions.append(numpy.clip(to_go / 0.2 + draws.normal(0, 0.5, 2), -1, 1))
+            to_go = to_go - 0.2 * actions[-1]
+    one.close()
+    chunks = torch.from_numpy(numpy.array(actions)).float().unflatten(0, (-1, 3))
+    windows = CloneWindows(torch.from_numpy(numpy.stack(pictures)), chunks, ["to the goal"] * len(chunks))
+    policy = ConvPolicy(actions={"q01": [-1, -1], "q99": [1, 1]}, tasks=["to the goal"], chunk=3, num_knots=3, size=24)
+    clone(policy, windows, steps=100, lr=2e-3, batch_size=32, seed=seed)
+    path = write_policy(tmp_path / "clone", policy, {"sentences": ["to the goal"]})
+    words = ["experiment=vla_grpo_suite_conv", f"model.config.policy.path={path}", f"trainer.seed={seed}"]
+    words += ["job.project=tests", "job.group=engine", "job.name=named"]
+    words += ["dataloader_val.dataset.num=256", "dataloader_val.batch_size=256"]
+    env = f'"gym:{POINT}?image_size=24&success=reward>=-0.06"'
+    assert train(tmp_path, [*words, f"model.config.env={env}"], config=CONFIG) == 0
+    rates = [row["val/greedy_success"] for row in records(run_dir(tmp_path, "named")) if "val/greedy_success" in row]
+    assert rates[-1] >= rates[0] + 0.1, rates
 
 
 @pytest.mark.parametrize(
