@@ -27,11 +27,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
-try:
-    from yaml import CSafeDumper as SafeDumper
-except ImportError:  # a build of PyYAML without libyaml: the same text, four times as slow
-    from yaml import SafeDumper  # type: ignore[assignment]
-
 from imaginaire.buildable import describe, locate, name_of, signature, target_of
 from imaginaire.config import nodes
 from imaginaire.config.nodes import OBJECTS, fields_of, full_key, is_config_class, is_empty, join, typed_class
@@ -170,7 +165,7 @@ class _Loader(_omegaconf_loader):
     yaml_constructors = yaml.SafeLoader.yaml_constructors  # no paths
 
 
-class _Dumper(SafeDumper):
+class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -346,12 +341,16 @@ def from_data(data: Any, key: str = "", declared: Any = None) -> Any:
     if isinstance(data, list):
         return [from_data(item, f"{key}[{i}]") for i, item in enumerate(data)]
     if not isinstance(data, dict):
+        if not isinstance(data, str | int | float | bytes | None):
+            raise ConfigError(f"{key}: a configuration has no {type(data).__name__} such as {data!r}.")
         return data
     if "_object_" in data:
         return _located(data, "_object_", key)
     if "_partial_" in data:
         args = from_data(data.get("args") or [], f"{key}.args")
         kwargs = from_data(data.get("kwargs") or {}, f"{key}.kwargs")
+        for name, values in (("args", args), ("kwargs", kwargs)):  # no node holds them, which would look
+            _check_typed(values, f"{key}.{name}")
         return functools.partial(_located(data, "_partial_", key), *args, **kwargs)
     if data.get("_call_") == "torch.device":
         return locate("torch.device", key)(*data.get("args", ()))

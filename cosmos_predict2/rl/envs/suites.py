@@ -68,7 +68,7 @@ def find(name: str, tasks: Sequence[str] = (), **settings: Any) -> SuitePlan:
     A suite is a function of tasks and settings that gives a `SuitePlan`, or the class of an environment.
     """
     if not name.startswith(GYM) and _VERSION.search(name):
-        raise ConfigError(f"--suite {name}: an environment of gymnasium has {GYM} before its name, {GYM}{name}.")
+        raise ConfigError(f"{name}: an environment of gymnasium has {GYM} before its name, {GYM}{name}.")
     make: Any
     if name.startswith(GYM):
         make = partial(_gym, name.removeprefix(GYM))
@@ -222,7 +222,7 @@ def _words(name: str, sentences: Sequence[str]) -> dict[str, str]:
     if len(sentences) > 1:
         raise ConfigError(
             f"The policy was cloned on {len(sentences)} tasks, and gymnasium has no words for {name}. Give them:"
-            f" --suite 'gym:{name}?sentence={sentences[0]}', or another of {', '.join(sentences)}."
+            f" 'gym:{name}?sentence={sentences[0]}', or another of {', '.join(sentences)}."
         )
     return {"sentence": sentences[0]} if sentences else {}
 

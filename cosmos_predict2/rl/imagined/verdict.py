@@ -270,7 +270,8 @@ def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[
     seen, true = figures.get("greedy_imagined_success", 0.0), figures.get("greedy_success")
     if seen > MOST_SEEN:
         but = f", and it truly succeeds in {true.as_text()}" if isinstance(true, Estimate) else ""
-        yield f"imagination sees success in {seen:.2f} of what the policy plays{but}: little is left to be paid for"
+        what = f"imagination sees success in {seen:.2f} of what the policy plays{but}"
+        yield f"{what}: perhaps little is left to be paid for"
     explained = figures.get("explained")
     if isinstance(explained, Estimate) and explained.low <= 0 and "true_above_nothing" in figures:
         yield (f"the clone explains {explained.as_text()} of held-out actions, as one does that sees nothing: {CLONE}")

@@ -3,6 +3,7 @@
 cost, and what to do next. It is written after every step, so that it shows what there is.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import CLONE, lines_of, table
 from cosmos_predict2.tools.improve import way
-from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner
+from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner, WayStep
 from cosmos_predict2.tools.improve.way import Clone, Options, Phase, chosen, clones_of, phases_of
 from imaginaire import foreign_json, storage
 from imaginaire.log import duration
@@ -22,6 +23,7 @@ from imaginaire.log import duration
 MOST_CLIPS, MOST_REASONS = 4, 2
 BOUNDS = ("rate", "low", "high")
 # The metrics of runs that are drawn together.
+SIZE = "--image_size"
 LOOKS = {"Loss": ("val/stop_loss", "val/stop_loss_seen"), "Imagined pictures, dB": ("val/stop_psnr",)}
 LEARNING = {
     "Imagined: reward and success": ("train/reward_mean", "train/success", "val/imagined_greedy_success"),
@@ -164,19 +166,24 @@ class WayResults:
         )
         next_step = self.card(done[-1])["next_step"] if word == "unclear" and done else ""
         next_step = next_step if next_step == CLONE else _NEXT[word]
-        return WayVerdict(word, sentence + self._choice(), next_step + self._in_simulator())
+        return WayVerdict(
+            word, sentence + self._choice(), next_step + ("" if word == "better" else self._in_simulator())
+        )
 
     def _in_simulator(self) -> str:
-        """The command by which the simulator itself teaches; nothing of a robot, and of a policy of the user's."""
-        options, kind = self.options, chosen(self.options).policy
-        if not options.suite.startswith(way.GYM) or kind not in way.POLICIES:
+        """The command by which the simulator itself teaches; nothing of a robot, and of policies that were not tried
+        so."""
+        options, names = self.options, [step.name for step in self.runner.steps]
+        if way.TRIAL_BEFORE not in names or chosen(options).policy != "conv":
             return ""
-        imports = "".join(f"--import {name} " for name in options.imports)
-        return (
-            " Where the simulator itself counts, it teaches more than its imagination: python -m scripts.train"
-            f" {imports}-- experiment=vla_grpo_suite{way.POLICIES[kind]} model.config.policy.path={options.out}/policy"
-            f" 'model.config.env=\"{options.suite}\"'"
-        )
+        words, suite = self.runner.steps[names.index(way.TRIAL_BEFORE)].words, options.suite
+        if SIZE in words:  # as it was played
+            suite += f"{'&' if '?' in suite else '?'}image_size={words[words.index(SIZE) + 1]}"
+        imports = [word for name in options.imports for word in ("--import", name)]
+        given = {"model.config.policy.path": options.out / "policy", "model.config.env": json.dumps(suite)}
+        overrides = ["experiment=vla_grpo_suite_conv", "job.name=simulator", *(f"{k}={v}" for k, v in given.items())]
+        step = WayStep("simulator", "", ("-m", "scripts.train", *imports, "--", *overrides), (), ())
+        return f" Or let the simulator itself teach, where it counts: {self.runner.command(step)}"
 
     def _checked(self, done: Sequence[Phase], better: Sequence[Phase]) -> str:
         """The words of the gate on each phase, and of the trials that overrule them."""

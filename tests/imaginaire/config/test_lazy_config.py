@@ -274,6 +274,8 @@ def _bomb(levels: int, each: int, form: str = "[{}]") -> str:
         ("a: " + "9" * 10_000, "ValueError"),
         ("a: \x00", "YAML"),
         (f"a: {{_type_: {__name__}.Settings, rnk: 3}}", "a.rnk"),
+        (f"a: {{_partial_: builtins.dict, kwargs: {{x: {{_type_: {__name__}.Settings, rank: [1]}}}}}}", "a.kwargs.x"),
+        ("a: !!set {x}", "a: a configuration has no set"),
     ],
 )
 def test_a_bad_file_is_one_message(text: str, named: str) -> None:

@@ -83,7 +83,7 @@ def test_it_is_read_as_it_was_written_and_refuses_what_it_was_not_cloned_on(tmp_
 
 
 def test_a_run_that_began_with_a_clone_is_read_and_begun_with_again(tmp_path: Path) -> None:
-    clone = ConvPolicy(actions=ACTIONS, tasks=["go there"], chunk=4, num_knots=2, noise=0.2)
+    clone = ConvPolicy(actions=ACTIONS, tasks=["go there"], chunk=4, num_knots=2, noise=0.35, correlation=0.5)
     path = write_policy(tmp_path / "clone", clone, {"sentences": ["go there"]})
     target = "cosmos_predict2.rl.policies.conv.ConvPolicy"
     tree = {"model": {"config": {"policy": {"_target_": target, "path": str(path), "noise": 0.1}}}}
@@ -100,7 +100,7 @@ def test_a_run_that_began_with_a_clone_is_read_and_begun_with_again(tmp_path: Pa
         assert torch.equal(policy.out.bias, clone.out.bias + 1)
     no_start: Any = None
     begun = ConvPolicy.to_clone(no_start, base=str(path))
-    assert begun.config.noise == 0.2, "its draws are those of its base"
+    assert (begun.config.noise, begun.config.correlation) == (0.35, 0.5), "its draws are those of its base"
     toy = write_policy(tmp_path / "toy", ToyPolicy(width=8), {})
     with pytest.raises(ConfigError, match=r"toy.*holds a policy of class .*ToyPolicy"):
         ConvPolicy(path=str(toy))

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -325,10 +326,20 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
                 write_json(tmp_path / name / "evaluation.json", rate(of_200))
             found = WayResults(options, plan).verdict()
             assert found.word == expected and found.next_step.startswith(CLONE) is (expected == "unclear")
-            learning = "experiment=vla_grpo_suite model.config.policy.path"
-            assert f"{learning}={tmp_path}/policy 'model.config.env=\"gym:ID\"'" in found.next_step
-            of_a_robot = WayResults(replace(options, suite=f"{__name__}:Robot"), plan).verdict().next_step
-            assert learning not in of_a_robot, "it cannot play 7,680 attempts"
+
+
+def test_a_simulator_that_was_played_can_teach_itself(tmp_path: Path) -> None:
+    def said(**given: Any) -> str:
+        options = replace(OPTIONS, out=tmp_path / "my run", imports=("mine",), **given)
+        return WayResults(options, Runner(options.out, steps_of(options, RECORDED)))._in_simulator()
+
+    words = shlex.split(said(suite="gym:ID?sentence=don't").partition(": ")[2])
+    root, *_, path, env = words
+    assert root == f"IMAGINAIRE_OUTPUT_ROOT={tmp_path / 'my run'}" and "job.name=simulator" in words
+    assert path == f"model.config.policy.path={tmp_path / 'my run' / 'policy'}" and "mine" in words
+    assert env == """model.config.env="gym:ID?sentence=don't&image_size=96\"""", "in the size that was played"
+    assert said(suite="gym:ID?image_size=64").count("image_size=64") == 1
+    assert said(suite="mine:Robot") == said(policies=("pi05",)) == "", "of a robot, and of what was not tried so"
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ RATES, KLS = {"conv": 2e-4}, {"conv": 0.01}  # of draws as narrow as its the sam
 
 
 def in_suite(name: str, label: str) -> dict[str, Any]:
-    """``model.config.env`` is the suite's name, as --suite takes it; success alone is paid."""
+    """``model.config.env`` is the suite's name, as --suite takes it."""
     rl = VLARLConfig(
         group_size=MEMBERS,
         minibatches=MINIBATCHES,
