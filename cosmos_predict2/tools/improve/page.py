@@ -180,7 +180,10 @@ class WayResults:
         if SIZE in words:  # as it was played
             suite += f"{'&' if '?' in suite else '?'}image_size={words[words.index(SIZE) + 1]}"
         imports = [word for name in options.imports for word in ("--import", name)]
-        given = {"model.config.policy.path": options.out / "policy", "model.config.env": json.dumps(suite)}
+        given = {
+            "model.config.policy.path": options.out / "policy",
+            "model.config.env": json.dumps(suite, ensure_ascii=False),
+        }
         overrides = ["experiment=vla_grpo_suite_conv", "job.name=simulator", *(f"{k}={v}" for k, v in given.items())]
         step = WayStep("simulator", "", ("-m", "scripts.train", *imports, "--", *overrides), (), ())
         return f" Or let the simulator itself teach, where it counts: {self.runner.command(step)}"

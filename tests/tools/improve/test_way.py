@@ -333,11 +333,11 @@ def test_a_simulator_that_was_played_can_teach_itself(tmp_path: Path) -> None:
         options = replace(OPTIONS, out=tmp_path / "my run", imports=("mine",), **given)
         return WayResults(options, Runner(options.out, steps_of(options, RECORDED)))._in_simulator()
 
-    words = shlex.split(said(suite="gym:ID?sentence=don't").partition(": ")[2])
+    words = shlex.split(said(suite="gym:ID?sentence=don't öffne").partition(": ")[2])
     root, *_, path, env = words
     assert root == f"IMAGINAIRE_OUTPUT_ROOT={tmp_path / 'my run'}" and "job.name=simulator" in words
     assert path == f"model.config.policy.path={tmp_path / 'my run' / 'policy'}" and "mine" in words
-    assert env == """model.config.env="gym:ID?sentence=don't&image_size=96\"""", "in the size that was played"
+    assert env == """model.config.env="gym:ID?sentence=don't öffne&image_size=96\"""", "in the size that was played"
     assert said(suite="gym:ID?image_size=64").count("image_size=64") == 1
     assert said(suite="mine:Robot") == said(policies=("pi05",)) == "", "of a robot, and of what was not tried so"
 
