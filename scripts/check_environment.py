@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.contract import RULES, check_environment
     from cosmos_predict2.rl.interfaces import ContractError
+    from cosmos_predict2.tools.check.classic_faults import ELSEWHERE, JUMP_ROWS, begins_elsewhere
+    from cosmos_predict2.tools.check.episodes import small_grey
 
     place = suites.find(args.suite)
     actor = SimpleNamespace(action_dim=None, chunk=1, sentences=())  # of any width
@@ -68,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"  actions   {about['action_dim']} numbers {unit}; at most {about['max_steps']} in an episode")
     print(f"  pictures  height {films[0].shape[2]}, width {films[0].shape[3]}; {different} of {EPISODES} starts differ")
     print(f"  success   {successes} of {EPISODES} episodes of random actions")
+    first = [small_grey(film) for film in films if film.shape[1] >= JUMP_ROWS]
+    if len(first) == EPISODES and all(map(begins_elsewhere, first)):
+        print(f"  start     the first picture is unlike all later ones: {ELSEWHERE}.")
     print(f"  time      {action_s / num_actions:.2g} s an action with its picture, {start_s / EPISODES:.2g} s a start")
     if args.save_path:
         media.write_image(args.save_path, media.contact_sheet(films, [f"start {i}" for i in range(EPISODES)]))

@@ -26,6 +26,8 @@ STILL = 1e-3  # of a number's usual range, as the idle rules of DROID (1e-3) and
 MOVED = 0.02  # of that range: what a picture of 32 cells shows
 SAME_PICTURE = 4.0  # of 255, in the cell that changes most: repeated pictures had 0 to 2 by a codec, motions 8 to 190
 IDLE_SECONDS, IDLE_SHARE = 0.5, 0.4  # DROID's filter: 7 frames at 15 Hz, 26 % of them; bad sets had 71 and 87 %
+JUMP, JUMP_ROWS = 12.0, 8  # of 255
+JUMP_RATIO, JUMP_SHARE = 2, 0.5  # of cells; of the episodes: bad sets had .60 to .86, others below .1, one .25
 FROZEN_SHARE = 0.1  # of the moving frames; every second one is 50 %, a dropped one now and then below 5 %
 CONSTANT_SHARE = 0.05  # of the episodes; one of a hundred may be a robot that is stuck
 EARLY_SUCCESS = 0.2  # of the episodes succeed at their first frame: an easy task, or above it an inverted column
@@ -42,6 +44,11 @@ RIDGE, FOLDS, NAMED, TINY = 1e-6, 4, 3, 1e-9
 _TURNS = {"mirrored": (-1, 1), "upside down": (1, -1), "turned by 180 degrees": (-1, -1)}
 _IN_HAND = re.compile("wrist|hand|gripper", re.IGNORECASE)  # of a camera's name
 
+ELSEWHERE = (
+    "does it show things where they were before a reset placed them? A world model that begins with it is blind to"
+    " them. Draw anew behind a reset (MuJoCo: mj_forward)"
+)
+
 Found = Iterator[tuple[str, str]]  # kind of a fault, empty for a note, and a sentence
 Flags = NDArray[numpy.bool_]
 
@@ -55,7 +62,7 @@ def classic_faults(
     if rates := [*_rate(episodes, fps)]:  # pictures are found by it: they would be those of other rows
         episodes = [replace(one, pictures={}) for one in episodes]
     looks: list[Iterable[tuple[str, str]]] = [rates, _success(episodes), _idle(episodes, fps)]
-    looks += [_still_camera(episodes, camera) for camera in episodes[0].pictures]
+    looks += [look(episodes, camera) for camera in episodes[0].pictures for look in (_still_camera, _other_start)]
     if len(episodes) >= LEAST_EPISODES and sum(len(one.action) for one in episodes) >= LEAST_ROWS:
         values = [*_other_values([one.action for one in episodes], action_names, episodes)]
         values += _other_values([one.state for one in episodes], state_names, episodes)
@@ -129,6 +136,24 @@ def _still_camera(episodes: Sequence[CheckedEpisode], camera: str) -> Found:
         text = f"'{camera}' repeats its last picture in {frozen / moving:.0%} of the frames in which the robot moves"
         cure = "Is it slower than the rows? Keep the rows with a new picture, and set fps to their rate."
         yield "frozen_frames", f"{text} ({FROZEN_SHARE:.0%} are the most). {cure}"
+
+
+def _other_start(episodes: Sequence[CheckedEpisode], camera: str) -> Found:
+    films = [one.pictures[camera] for one in episodes if not one.first and len(one.pictures[camera]) >= JUMP_ROWS]
+    jumping = sum(map(begins_elsewhere, films))
+    if len(films) >= LEAST_EPISODES and jumping > JUMP_SHARE * len(films):
+        text = f"'{camera}' jumps behind the first picture of {jumping} of {len(films)} episodes, and stays so"
+        yield "first_picture", f"{text}: {ELSEWHERE} and record again, or cut the first frames off."
+
+
+def begins_elsewhere(pictures: Floats) -> bool:
+    """True where the first picture [SIDE, SIDE] of some differs from the second as none of the next ones does: by cells
+    that then stay as they are, unlike those that a moving robot covers."""
+    pictures = pictures[:JUMP_ROWS]
+    change, later = abs(numpy.diff(pictures, axis=0)), abs(pictures[3:] - pictures[1:-2])
+    jumps = (change[:-2] > JUMP) & (change[1:-1] < JUMP / 2) & (later < JUMP / 2)
+    first, *others = jumps.sum(axis=(1, 2))
+    return bool(first > JUMP_RATIO * max(1, *others))
 
 
 def _other_values(tables: Sequence[Floats], names: Sequence[str], episodes: Sequence[CheckedEpisode]) -> Found:

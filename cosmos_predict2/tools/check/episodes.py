@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -62,6 +63,11 @@ def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[CheckedEp
             time = flat.pop("timestamp", None)
             found.append(CheckedEpisode(source.name(i), time, action, state, flat, first, pictures))
     return found
+
+
+def small_grey(film_3_F_H_W: Any) -> Floats:
+    """[F, SIDE, SIDE], 0 to 255."""
+    return numpy.asarray(stretch(film_3_F_H_W, (SIDE, SIDE)).double().mean(dim=0).numpy())
 
 
 def action_choices(info: Info) -> list[list[Part]]:

@@ -225,6 +225,15 @@ class Unclipped(Line):
         return super().chunk_step(actions / 3, env_ids, execute)
 
 
+class Stale(Line):
+    """Draws at first where its point was before the reset placed it."""
+
+    def observe(self, ids: list[int]) -> dict[str, Any]:
+        found = super().observe(ids)
+        is_first = (self.steps[ids] == 0)[:, None, None, None]
+        return {**found, "full_image": torch.where(is_first, 255 - found["full_image"] // 4, found["full_image"] // 8)}
+
+
 def looked_at(suite: str, *more: str) -> int:
     return command_line.main(parser, run, ["--suite", suite, *more])
 
@@ -234,7 +243,9 @@ def test_an_environment_is_shown_with_its_facts(tmp_path: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "2 numbers from -1 to 1; at most 10 in an episode" in shown and "keeps all 17 rules" in shown
     assert "height 4, width 6; 3 of 3 starts differ" in shown
-    assert (tmp_path / "look.png").stat().st_size
+    assert (tmp_path / "look.png").stat().st_size and "first picture" not in shown
+    looked_at(f"{HERE}:Stale")
+    assert "the first picture is unlike all later ones: does it show things where" in capsys.readouterr().out
 
 
 def test_equal_starts_and_broken_rules_are_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments of gymnasium: each way in which packages differ keeps the contract, or is refused with the cure."""
 
+import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +204,21 @@ def test_a_wrist_camera_is_a_picture_of_the_observation_or_a_camera_of_the_model
     one._env.unwrapped.mujoco_renderer, one._wrist = renderer, ["hand", "side"]
     assert one.reset(0, 1, 0)["wrist_image"].shape == (2, 24, 48, 3)
     assert drawn == [1, 0] and renderer.camera_id == 0, "its own camera is drawn again"
+
+
+def test_a_first_picture_shows_what_the_reset_has_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MetaWorld's reset moves bodies of its model, and what is drawn of them is where they were until the next step."""
+    one = task()
+    own, true = one._env.unwrapped, [one.reset(0, trial, 0)["full_image"].copy() for trial in (1, 2)]
+    data = SimpleNamespace(place=own.place)
+    stale = SimpleNamespace(model=own, data=data)
+    monkeypatch.setitem(sys.modules, "mujoco", SimpleNamespace(mj_forward=lambda m, d: setattr(d, "place", m.place)))
+    monkeypatch.setattr(type(own), "mujoco_renderer", stale, raising=False)
+    drawn = type(own)._picture
+    at = lambda self: drawn(SimpleNamespace(**{**vars(self), "place": data.place}))  # noqa: E731
+    monkeypatch.setattr(type(own), "_picture", at)
+    for trial, picture in zip((1, 2), true):
+        assert numpy.array_equal(one.reset(0, trial, 0)["full_image"], picture), "not the place of the start before"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import torch
 
 from cosmos_predict2.data.lerobot.info import read_info
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
-from cosmos_predict2.data.video.clips import stretch
-from cosmos_predict2.tools.check.episodes import SIDE, CheckedEpisode
+from cosmos_predict2.tools.check.episodes import CheckedEpisode, small_grey
 from tests.data.sources_lerobot import change_json
 
 EPISODES, FRAMES, PIXELS = 16, 30, 48
@@ -189,6 +188,13 @@ def _of_others(made: RobotSet) -> None:
         columns[ACTION] = action[::-1].copy()
 
 
+def _starts_of_others(made: RobotSet) -> None:
+    """What a reset draws before it places things, which makes the first picture that of another episode."""
+    firsts = [videos[TOP][0].copy() for videos in made.videos]
+    for videos, first in zip(made.videos, [*firsts[5:], *firsts[:5]]):
+        videos[TOP][0] = first
+
+
 def _wait(columns: dict[str, Any], videos: dict[str, Any]) -> None:
     """Three quarters of the frames wait in the middle."""
     rows = np.concatenate([np.arange(4), np.full(FRAMES - 8, 4), np.arange(4, 8)])
@@ -231,6 +237,8 @@ PLANTED: Mapping[str, tuple[str, Callable[[RobotSet], None], str]] = {
     "other_rate": ("delta_gripper", lambda made: None, "rate"),
     "of_other_episodes": ("delta_gripper", _of_others, "no_effect"),
     "of_other_episodes_by_pictures": ("moving_dot", _of_others, "no_effect"),
+    "starts_of_other_episodes": ("delta_gripper", _starts_of_others, "first_picture"),
+    "starts_of_other_episodes_of_an_arm": ("arm", _starts_of_others, "first_picture"),
     "idle": ("delta_gripper", _each(_wait), "idle"),
     "fewer_rows_than_frames": ("moving_dot", lambda made: None, "too_long"),
     "degrees_in_some": ("absolute_joints", _each(_action(lambda rows: rows * 57.3, ACTION, STATE), ODD), "units"),
@@ -279,7 +287,7 @@ def as_episodes(made: RobotSet) -> list[CheckedEpisode]:
     for k, (columns, videos) in enumerate(zip(made.columns, made.videos)):
         action = columns[ACTION].astype(float)
         films = {name: torch.from_numpy(film).permute(3, 0, 1, 2) for name, film in videos.items()}
-        pictures = {name: stretch(film, (SIDE, SIDE)).double().mean(dim=0).numpy() for name, film in films.items()}
+        pictures = {name: small_grey(film) for name, film in films.items()}
         time, state = np.arange(len(action)) / made.fps, columns.get(STATE, action[:, :0]).astype(float)
         found.append(CheckedEpisode(f"episode_{k:06d}", time, action, state, {SUCCESS: columns[SUCCESS]}, 0, pictures))
     return found

@@ -182,6 +182,7 @@ class GymTask:
         self._env.unwrapped.np_random = gymnasium.utils.seeding.np_random(seed)[0]
         with seeded(seed):
             found: tuple[Any, Any] = self._env.reset(seed=seed)
+        _place(getattr(self._env.unwrapped, "mujoco_renderer", None))
         self._begins = True
         return found
 
@@ -245,6 +246,12 @@ class GymTask:
     def _seen(self) -> Mapping[str, Any]:
         pictures = {"full_image": lambda: averaged(self._picture(), self.image_size), "wrist_image": self._wrists}
         return Seen(pictures, {"state": self._state_of(self._observed), "task_description": self.sentence})
+
+
+def _place(renderer: Any) -> None:
+    """Move what is drawn to where a reset has put it: MetaWorld's changes its model alone, which shows a step later."""
+    if (data := getattr(renderer, "data", None)) is not None:
+        optional_module("mujoco", "gym").mj_forward(renderer.model, data)
 
 
 def spec_of(env_id: str) -> Any:
