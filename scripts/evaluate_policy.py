@@ -188,12 +188,16 @@ def _write_videos(args: argparse.Namespace, out: Path, found: Any, env: Any, ima
     names = []
     for i in range(num):
         task = args.tasks[part.task_ids[i] % len(args.tasks)]
-        outcome = str(bool(found.played.success_E[rows[i]])).lower()
-        name = f"task={task}_trial_{part.trial_ids[i]}--success={outcome}.mp4"
+        name = video_name(task, part.trial_ids[i], bool(found.played.success_E[rows[i]]))
         shown = side_by_side([[one[i] for one in films]], ["true", "imagined"][: len(films)])
         write_video(out / name, shown, args.fps)
         names.append(name)
     return names
+
+
+def video_name(task: str, trial: int, is_success: bool) -> str:
+    """A file of the folder itself, also where the task is an ID of gymnasium, PACKAGE/NAME."""
+    return f"task={task.replace('/', '_')}_trial_{trial}--success={str(is_success).lower()}.mp4"
 
 
 if __name__ == "__main__":

@@ -337,6 +337,9 @@ def test_the_command_evaluates_by_what_it_is_given(tmp_path: Path, monkeypatch: 
     assert calls["evaluate"][1:] == (held_out_starts(4, 2, 3, 7), tasks, "sample", 6)
     names = [("push_puck", 3, "true"), ("touch_puck", 4, "false"), ("push_puck", 4, "false"), ("touch_puck", 5, "true")]
     assert calls["videos"] == [f"task={task}_trial_{i}--success={outcome}.mp4" for task, i, outcome in names]
+    assert (
+        evaluate_policy.video_name("gym_pusht/PushT-v0", 4, True) == "task=gym_pusht_PushT-v0_trial_4--success=true.mp4"
+    )
 
 
 def test_options_of_a_policy_replace_those_that_it_was_written_with(tmp_path: Path) -> None:
