@@ -139,8 +139,11 @@ def _still_camera(episodes: Sequence[CheckedEpisode], camera: str) -> Found:
 
 
 def _other_start(episodes: Sequence[CheckedEpisode], camera: str) -> Found:
-    films = [one.pictures[camera] for one in episodes if not one.first and len(one.pictures[camera]) >= JUMP_ROWS]
-    jumping = sum(map(begins_elsewhere, films))
+    seen = [one for one in episodes if not one.first and len(one.pictures[camera]) >= JUMP_ROWS]
+    films, spread = [one.pictures[camera] for one in seen], _spread([one.state for one in episodes]) + TINY
+    ways = [(abs(numpy.diff(one.state[:JUMP_ROWS], axis=0)) / spread).sum(axis=1) for one in seen]
+    moves = [way[0] > JUMP_RATIO * way[1:].mean() for way in ways]  # a robot that truly leaps to its first goal
+    jumping = sum(begins_elsewhere(film) and not is_moved for film, is_moved in zip(films, moves))
     if len(films) >= LEAST_EPISODES and jumping > JUMP_SHARE * len(films):
         text = f"'{camera}' jumps behind the first picture of {jumping} of {len(films)} episodes, and stays so"
         yield "first_picture", f"{text}: {ELSEWHERE} and record again, or cut the first frames off."
