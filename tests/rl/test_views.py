@@ -163,7 +163,6 @@ def test_a_world_model_of_two_views_is_refined_by_what_both_show(state: str, tmp
     words += [f"model.config.refinement.{word}" for word in ("every=1", "episodes=4", "steps=2", "keep=8", "newest=1")]
     words += ["model.config.refinement.earlier=1", "model.config.refinement.old=1", "dataloader_train.batch_size=2"]
     words += ["model.config.allow_unchecked=true", "trainer.run_validation=false", "trainer.logging_iter=1"]
-    words.append("model.config.rl.actions_share=0")  # none of these recordings fails
     words += ["model.config.rl.group_size=2", "model.config.rl.minibatches=1", "trainer.max_iter=7"]
     if state:
         for phase in (1, 2):

@@ -2,8 +2,7 @@
 """Success predicted from the actions alone, without a picture: what an imagination has to beat, and may be paid beside.
 
 Recorded drivers often fail by coarse mistakes, which their actions show. An imagination that judges a policy's attempts
-no better than this has added nothing to them. Letters: N known episodes, E others, d numbers of an episode's actions;
-G groups of M attempts from one start.
+no better than this has added nothing to them. Letters: N known episodes, E others, d numbers of an episode's actions.
 """
 
 import logging
@@ -18,8 +17,6 @@ from torch import Tensor
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import make_split, read_split
 from cosmos_predict2.rl.envs.replays import held, recorded_actions
-from cosmos_predict2.rl.episodes.config import VLARLConfig
-from cosmos_predict2.rl.objectives import OF_RECORDINGS, GroupAdvantageConfig
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -103,12 +100,3 @@ def actions_alone_of(
         log.warning("%s: all that is learnt from has one outcome, so that what is imagined is paid alone", data)
         return None
     return ActionsAlone.of(source, found.train, found.outcomes)
-
-
-def mixed(imagined_G_M: Values, by_actions_G_M: Values) -> Values:
-    """The advantages by which `vla_grpo_recordings` learns: a small spread of one half counts less than that."""
-    advantage, share = GroupAdvantageConfig(**OF_RECORDINGS), VLARLConfig().actions_share
-    is_valid = torch.ones(imagined_G_M.shape, dtype=torch.bool)
-    imagined, by_actions = (advantage.of(torch.from_numpy(one), is_valid) for one in (imagined_G_M, by_actions_G_M))
-    found: Values = imagined.lerp(by_actions, share).numpy()
-    return found

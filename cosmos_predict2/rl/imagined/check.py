@@ -37,8 +37,8 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone, mixed
-from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS, PAID
+from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
+from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS
 from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
 from cosmos_predict2.rl.policies.null import LEAST_RECORDINGS, NullPolicy, are_motions, doing_nothing
 from cosmos_predict2.rl.rewards.resnet import KEY
@@ -480,12 +480,8 @@ def true_attempts(
     ever_G = attempts(policy, env, starts).success_E.numpy()
     figures["success_lost"] = agreement.mean(ever_G.astype(float) - likeliest_G, seed)
     nearness_G_M = nearness.reshape(TRUE_GROUPS, MEMBERS)
-    values_G_M = {end: found.reshape(TRUE_GROUPS, MEMBERS) for end, found in values.items()}
-    if alone:
-        paid = within_groups(mixed(values_G_M[""], values_G_M[BY_ACTIONS]), nearness_G_M, seed)
-        figures[PAID] = paid if paid.count >= LEAST_VARIED else Estimate(math.nan)
     for end, found in values.items():
-        within = within_groups(values_G_M[end], nearness_G_M, seed)
+        within = within_groups(found.reshape(TRUE_GROUPS, MEMBERS), nearness_G_M, seed)
         area = area_under_curve(found, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan)
         figures[f"true_ends{end}"] = area
         figures[f"within_starts{end}"] = within if within.count >= LEAST_VARIED else Estimate(math.nan)
