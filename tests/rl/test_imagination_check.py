@@ -181,7 +181,7 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     assert judge(figures(), {"policy": blind}).verdict == "no", "its interval reaches 0"
     assert judge(figures(), {"policy": imagination_check.clone_figures({**about, "recordings": 2})}).verdict != "no"
     for value, is_named in ((0.9, False), (0.91, True)):
-        whole = {"greedy_value": value, "greedy_success": found["greedy_success"]}
+        whole = {"greedy_value": Estimate(value), "greedy_success": found["greedy_success"]}
         notes = " ".join(judge(figures(), {"policy": whole}).warnings)
         assert (f"plays at {value:.2f} of 1, and it truly succeeds in 0." in notes) == is_named
     seen = judge(figures(), {"policy": {**blind, "true_above_nothing": Estimate(0.04, 0.03, 0.06)}})

@@ -340,6 +340,7 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
     words += [f"model.config.policy.path={policy}", f"model.config.card={tmp_path / 'card.json'}"]
     words += [f"{RL}.group_size=2", f"{RL}.minibatches=1", "dataloader_train.batch_size=2", "trainer.max_iter=1"]
     words += ["trainer.logging_iter=1", f"{RL}.actions_alone.data={tmp_path / 'data'}", f"{RL}.actions_share=.5"]
+    words.append("trainer.callbacks.imagination_watch.limits.spread.least=0")  # of one iteration's world model
     records = run(tmp_path, *SMALL[:3], *words, name="vla_grpo_recordings")
     assert records[-1]["train/episode_len"] == 4, "as the recordings"
     assert math.isfinite(records[-1]["train/actions_value"])

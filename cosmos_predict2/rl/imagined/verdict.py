@@ -261,10 +261,10 @@ def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[
     within = figures.get(WITHIN)
     if isinstance(within, Estimate) and math.isnan(within.value):
         yield "too few starts of its true attempts have both outcomes for the figure inside a start"
-    value, true = figures.get("greedy_value", 0.0), figures.get("greedy_success")
-    if value > MOST_VALUED:
+    value, true = figures.get("greedy_value"), figures.get("greedy_success")
+    if isinstance(value, Estimate) and value.value > MOST_VALUED:
         but = f", and it truly succeeds in {true.as_text()}" if isinstance(true, Estimate) else ""
-        what = f"imagination values what the policy plays at {value:.2f} of 1{but}"
+        what = f"imagination values what the policy plays at {value.value:.2f} of 1{but}"
         yield f"{what}: perhaps little is left to be paid for"
     explained = figures.get("explained")
     if isinstance(explained, Estimate) and explained.low <= 0 and "true_above_nothing" in figures:
