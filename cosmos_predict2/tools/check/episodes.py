@@ -4,10 +4,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy
 from numpy.typing import NDArray
+from torch import Tensor
 
 from cosmos_predict2.actions.transforms import Floats
 from cosmos_predict2.data.lerobot.info import STATE, Info, Part
@@ -65,7 +65,7 @@ def read_sample(source: LeRobotSource, *, with_pictures: bool) -> list[CheckedEp
     return found
 
 
-def small_grey(film_3_F_H_W: Any) -> Floats:
+def small_grey(film_3_F_H_W: Tensor) -> Floats:
     """[F, SIDE, SIDE], 0 to 255."""
     return numpy.asarray(stretch(film_3_F_H_W, (SIDE, SIDE)).double().mean(dim=0).numpy())
 

@@ -182,9 +182,14 @@ class GymTask:
         self._env.unwrapped.np_random = gymnasium.utils.seeding.np_random(seed)[0]
         with seeded(seed):
             found: tuple[Any, Any] = self._env.reset(seed=seed)
-        _place(getattr(self._env.unwrapped, "mujoco_renderer", None))
+        _place(self._renderer)
         self._begins = True
         return found
+
+    @property
+    def _renderer(self) -> Any:
+        """What draws an environment of gymnasium on MuJoCo, with its model and data; others have none."""
+        return getattr(self._env.unwrapped, "mujoco_renderer", None)
 
     def _require_reproducible_starts(self) -> None:
         starts = [(self._seeded_reset(seed), self._picture())[1] for seed in (1, 2, 1)]
@@ -222,7 +227,7 @@ class GymTask:
         observed = _entries(self._observed)
         if (picture := _upright(observed.get(name))) is not None:
             return picture
-        renderer = getattr(self._env.unwrapped, "mujoco_renderer", None)
+        renderer = self._renderer
         model = getattr(renderer, "model", None)
         cameras = [] if model is None else [model.camera(i).name for i in range(model.ncam)]
         if renderer is None or name not in cameras:
