@@ -2,8 +2,10 @@
 """Modules that moved to or in this package, keys of configurations, and names that published code imports:
 ``imaginaire.renamed`` makes them importable."""
 
-_RL, _PIPE = "model.config.rl", "model.config.pipe_config"
+_RL, _PIPE, _WATCH = "model.config.rl", "model.config.pipe_config", "trainer.callbacks.imagination_watch"
 KEYS = {  # of policies, which have the names of world models; and of several views, which have those of one
+    f"{_RL}.actions_alone.data": f"{_WATCH}.data",  # which took them from there
+    f"{_RL}.actions_alone.split": f"{_WATCH}.split",
     f"{_RL}.advantage_correction": f"{_RL}.advantage.correction",
     f"{_RL}.advantage_epsilon": f"{_RL}.advantage.epsilon",
     f"{_RL}.loss.clip_high": f"{_RL}.clip_ratio_high",

@@ -52,6 +52,4 @@ def test_a_refined_policy_is_watched_by_the_recordings_of_its_world_models_run(t
     config = compose(CONFIG, ["experiment=vla_grpo_recordings_refined", run, "ckpt_type=dummy"])
     watch = config.trainer.callbacks.imagination_watch
     assert (watch.data, watch.split, watch.camera) == ("datasets/dot", "dot/split.json", "front")
-    alone = config.model.config.rl.actions_alone
-    assert (alone["data"], alone["split"]) == (watch.data, watch.split)
     assert list(config.model.config.env.starts["size"]) == [64, 96]

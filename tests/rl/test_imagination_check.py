@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import attrs
 import numpy
@@ -33,7 +32,7 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
-from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone, actions_alone_of
+from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, TRY, WITHIN, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
@@ -451,36 +450,13 @@ def test_success_is_told_by_actions_that_decide_it_and_only_by_them() -> None:
     assert math.isclose(alone(far)[0], success.mean(), abs_tol=1e-6), "where nothing is known it is their mean"
 
 
-def test_actions_alone_are_learnt_from_the_part_of_a_split_that_training_has(tmp_path: Path) -> None:
-    learnt, success = episodes(60, 0)
-    writer = Writer(tmp_path / "data", fps=10, robot="arm")
-    for rows, succeeds in zip(learnt, success, strict=True):
-        last = torch.zeros(len(rows) + 1)
-        last[-1] = float(succeeds)
-        columns = {"action": torch.cat([rows, rows[-1:]]).numpy(), "next.success": last.numpy()}
-        pictures = torch.zeros(3, len(last), 32, 32, dtype=torch.uint8)
-        writer.add(Recording(columns, {"observation.images.top": pictures}, "go"))
-    writer.finish()
-    split = make_split(tmp_path / "data")
-    write_split(tmp_path / "split.json", split)
-    train = list(split.train)
-    wanted = ActionsAlone([learnt[i] for i in train], success[train])(learnt[:5])
-    for file in ("", str(tmp_path / "split.json")):
-        found = actions_alone_of(str(tmp_path / "data"), file)
-        numpy.testing.assert_allclose(found(learnt[:5]), wanted, atol=1e-5)
-    with pytest.raises(ConfigError, match="actions of 2 numbers, but these have 3: name the columns"):
-        found([torch.zeros(4, 3)])
-    source = LeRobotSource.open(tmp_path / "data")
+def test_actions_alone_need_known_outcomes_and_all_numbers_of_an_action(tmp_path: Path) -> None:
+    source = LeRobotSource.open(write_recordings(tmp_path / "data"))
     with pytest.raises(DataError, match="no recording to learn from has an action and a known outcome"):
-        ActionsAlone.of(source, split.train, [None] * len(source))
-    with mock.patch.object(LeRobotSource, "caption", lambda self, i: str(i % 2)):
-        assert actions_alone_of(str(tmp_path / "data")) is None, "actions of two tasks"
-    write_split(tmp_path / "split.json", replace(split, outcomes=tuple(True for _ in split.outcomes)))
-    assert actions_alone_of(str(tmp_path / "data"), str(tmp_path / "split.json")) is None, "of one outcome"
-    with pytest.raises(DataError, match=r"actions_alone, data=.*nowhere.*actions_share=0"):
-        actions_alone_of(str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"actions_alone\.data is not set"):
-        actions_alone_of(None)
+        ActionsAlone.of(source, range(len(source)), [None] * len(source))
+    found = ActionsAlone.of(source, range(len(source)), [i % 2 == 0 for i in range(len(source))])
+    with pytest.raises(ConfigError, match=r"actions of 4 numbers, but these have 3: .*--action_keys"):
+        found([torch.zeros(4, 3)])
 
 
 def test_an_imagination_that_actions_alone_equal_is_named_and_one_that_they_beat_is_no_go() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy that learns in an environment: exact ratios and resumption, groups, what is left out, several processes."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -145,39 +144,6 @@ def test_advantages_of_episodes_have_the_norms_and_limits_of_clips() -> None:
     )
     torch.testing.assert_close(as_it_is, differences)
     assert torch.equal(limited, as_it_is.clamp(-limit, limit)) and not none.any()
-
-
-def test_a_share_of_the_advantage_is_of_the_actions_alone() -> None:
-    played = model().source.collect(starts := model().starts(batch()))
-    imagined = model()._advantages(played, starts)
-    seen: list[torch.Tensor] = []
-
-    def value(actions: list[torch.Tensor]) -> list[float]:
-        seen[:] = actions
-        return [float(i % 4 == 1) for i in range(len(actions))]
-
-    parts = []
-    for share in (0.0, 0.25, 1.0):
-        one = model(actions_share=share)
-        one._actions_alone = value
-        parts.append(one._advantages(played, starts, one._values_of_actions(played)))
-    torch.testing.assert_close(parts[0], imagined)
-    expected = torch.tensor([-0.5, 1.5, -0.5, -0.5]).expand(3, 4)
-    torch.testing.assert_close(parts[2], expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(parts[1], imagined * 0.75 + expected * 0.25, atol=1e-4, rtol=0)
-    assert len(seen) == 12 and all(
-        rows.shape == (int(n), 4) for rows, n in zip(seen, played.executed_M_E_A.sum((0, 2)))
-    )
-    assert torch.equal(seen[0], played.actions_M_E_A_D[:, 0].flatten(0, 1)[: len(seen[0])])
-    one.env.metadata |= dict(action_low=[-0.1] * 4, action_high=[0.1] * 4)
-    one._values_of_actions(played)
-    assert torch.equal(seen[0], played.actions_M_E_A_D[:, 0].flatten(0, 1)[: len(seen[0])].clamp(-0.1, 0.1))
-    assert one.collect(batch(), None).facts["actions_value"] == pytest.approx(0.25)
-    played.executed_M_E_A[:, 1] = False  # it was lost before its first action
-    assert one._values_of_actions(played)[:3].tolist() == [0, 0, 1]
-    played.executed_M_E_A[:] = False
-    assert not one._values_of_actions(played).any()
-    assert model(actions_alone=dict, actions_share=0)._actions_alone is None
 
 
 def test_episodes_that_were_lost_teach_nothing() -> None:
@@ -339,11 +305,10 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
     words = [f"model.config.env.{key}={value}" for key, value in env.items()]
     words += [f"model.config.policy.path={policy}", f"model.config.card={tmp_path / 'card.json'}"]
     words += [f"{RL}.group_size=2", f"{RL}.minibatches=1", "dataloader_train.batch_size=2", "trainer.max_iter=1"]
-    words += ["trainer.logging_iter=1", f"{RL}.actions_alone.data={tmp_path / 'data'}", f"{RL}.actions_share=.5"]
+    words += ["trainer.logging_iter=1", f"{RL}.actions_alone.data={tmp_path / 'data'}"]  # as the watch's was named
     words.append("trainer.callbacks.imagination_watch.limits.spread.least=0")  # of one iteration's world model
     records = run(tmp_path, *SMALL[:3], *words, name="vla_grpo_recordings")
     assert records[-1]["train/episode_len"] == 4, "as the recordings"
-    assert math.isfinite(records[-1]["train/actions_value"])
     watched = {name for record in records for name in record if name.startswith("watch/")}
     assert watched >= {f"watch/{name}" for name in ("greedy_value", "pictures_outside", "approx_kl")}
     assert "validation is imagined, too (imagined_greedy_success)" in caplog.text

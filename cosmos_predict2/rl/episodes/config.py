@@ -43,10 +43,6 @@ class VLARLConfig(LearnerConfig):
     execute: Any = attrs.field(default=None, validator=at_least(1))  # actions of a decision; null: all are executed
     shared_noise: bool = True  # episodes of a group share what the environment draws; else each has its own
     advantage: GroupAdvantageConfig = attrs.field(factory=lambda: GroupAdvantageConfig(epsilon=1e-6, correction=1))
-    # Values [E] of episodes' actions, a list of [A, D], by what recordings show (`rl.imagined.actions_alone`). Of the
-    # advantage they are this share, and what is imagined is the rest: .5 took a lever's .855 to .62, 0 left it at .85.
-    actions_alone: Any = None
-    actions_share: float = attrs.field(default=0.0, validator=at_least(0, at_most=1))
     micro_batches: int = attrs.field(default=1, validator=at_least(1))  # of a minibatch; trainer.grad_accum_iter
     loss: PolicyLossConfig = attrs.field(factory=PolicyLossConfig)
     mask_unreliable: bool = False  # decisions on which env.num_noises=2 disagree count in no return and no advantage

@@ -140,7 +140,6 @@ class VLAGRPOModel(RLModel):
             card = read_card(str(model.config.model_manager_config.dit_path or ""))
             env_arguments["imagination"] = Imagination(model.world, card.views, card.action_keys)
         self.env: VecEnv = environment(config.env, self.policy, **env_arguments)
-        self._actions_alone = lazy_config.instantiate(self.rl.actions_alone) if self.rl.actions_share else None
         require_inputs(self.env, self.policy)
         if self.rl.mask_unreliable and self.env.num_noises < 2:
             found = f"{KEY}.env.num_noises={self.env.num_noises}"
@@ -274,14 +273,12 @@ class VLAGRPOModel(RLModel):
         is_elsewhere = self.source.is_elsewhere
         with self.phase("rollout"), self.sampling_policy(), nullcontext() if is_elsewhere else deciding(self.net):
             played = self.source.collect(starts := self.starts(batch), "sample", self.progress)
-        facts, of_actions = self._facts(played), self._values_of_actions(played)
+        facts = self._facts(played)
         if self.rl.mask_unreliable:
             assert played.disagrees_M_E is not None
             facts["unreliable_rate"] = float(played.disagrees_M_E[played.executed_M_E_A.any(dim=2)].float().mean())
             played = without_unreliable(played, is_paid_last=self.env.scoring.reward_on == "last")  # type: ignore[attr-defined]
-        advantage = self._advantages(played, starts, of_actions)
-        if of_actions is not None:
-            facts["actions_value"] = float(of_actions.mean())
+        advantage = self._advantages(played, starts)
         return Experience(played, advantage, (advantage != 0).any(dim=1), facts)
 
     def starts(self, batch: Mapping[str, Any]) -> Starts:
@@ -297,7 +294,7 @@ class VLAGRPOModel(RLModel):
             draws=[random.derive_seed(self.seed, place, f"policy/{m}") for _, place, m in rows],
         )
 
-    def _advantages(self, played: Trajectories, starts: Starts, of_actions_E: Tensor | None = None) -> Tensor:
+    def _advantages(self, played: Trajectories, starts: Starts) -> Tensor:
         """[G, M]; zeros of groups that teach nothing. Where episodes are imitated, 1 for the cloned one of a group,
         whatever their actions are worth."""
         rl, groups = self.rl, self._by_group(played)
@@ -305,26 +302,9 @@ class VLAGRPOModel(RLModel):
             draws = [random.generator(first, 0, "imitated") for first in starts.draws[:: rl.group_size]]
             advantage = chosen(kind, *groups, draws, rl.advantage.min_std)
         else:
-            advantage = rl.advantage.of(*groups)
-            if of_actions_E is not None:
-                values = of_actions_E.unflatten(0, (-1, rl.group_size))
-                advantage = advantage.lerp(rl.advantage.of(values, groups[1]), rl.actions_share)
-            advantage = rl.advantage.limited(advantage)
+            advantage = rl.advantage.limited(rl.advantage.of(*groups))
         is_kept_G = groups_within(*groups, lower=rl.lower_bound, upper=rl.upper_bound)
         return torch.where(is_kept_G[:, None], advantage, 0.0)
-
-    def _values_of_actions(self, played: Trajectories) -> Tensor | None:
-        """[E], of the actions that were executed, within the bounds that the environment has; 0 of an episode without
-        any. None where they are not paid."""
-        if self._actions_alone is None:
-            return None
-        actions, executed = played.actions_M_E_A_D.cpu(), played.executed_M_E_A.cpu()
-        if "action_low" in (facts := self.env.metadata):
-            actions = actions.clamp(torch.tensor(facts["action_low"]), torch.tensor(facts["action_high"]))
-        begun, values_E = executed.any(dim=2).any(dim=0), torch.zeros(len(played))
-        if rows := [actions[:, i][executed[:, i]] for i in begun.nonzero().flatten().tolist()]:
-            values_E[begun] = torch.as_tensor(self._actions_alone(rows), dtype=torch.float32)
-        return values_E
 
     def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
         """Returns and whether they are valid, a group in each row."""

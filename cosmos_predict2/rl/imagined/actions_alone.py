@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Success predicted from the actions alone, without a picture: what an imagination has to beat, and may be paid beside.
+"""Success predicted from the actions alone, without a picture: what an imagination has to beat.
 
 Recorded drivers often fail by coarse mistakes, which their actions show. An imagination that judges a policy's attempts
 no better than this has added nothing to them. Letters: N known episodes, E others, d numbers of an episode's actions.
 """
 
-import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy
 import torch
@@ -15,11 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.split import make_split, read_split
 from cosmos_predict2.rl.envs.replays import held, recorded_actions
 from imaginaire.errors import ConfigError, DataError
-
-log = logging.getLogger(__name__)
 
 Values = NDArray[numpy.float64]
 
@@ -53,7 +48,7 @@ class ActionsAlone:
         if (width := actions[0].shape[1]) != self._width_of_action:
             raise ConfigError(
                 f"The recordings have actions of {self._width_of_action} numbers, but these have {width}: name the"
-                " columns that make an action (model.config.rl.actions_alone.action_keys)."
+                " columns that make an action (--action_keys)."
             )
         rows_E_d = (self._rows(actions) - self._mean) / self._std
         found: Values = self._prior + self._kernel(rows_E_d) @ self._weights_N
@@ -72,31 +67,3 @@ class ActionsAlone:
 
     def _kernel(self, rows_E_d: Values) -> Values:
         return numpy.asarray(numpy.exp(-self._distance(rows_E_d) / self._width))
-
-
-def actions_alone_of(
-    data: str | None, split: str | None = "", action_keys: Sequence[str] | None = None
-) -> ActionsAlone | None:
-    """Learnt from the part of a split that training has, by its file or else the usual one; None, with a warning, for
-    recordings of several tasks, whose actions mean success at one and failure at another, and of one outcome."""
-    if not data:
-        raise ConfigError(
-            "model.config.rl.actions_alone.data is not set, and the world model's run records none: give the folder of"
-            " the recordings, or model.config.rl.actions_share=0."
-        )
-    try:
-        source = LeRobotSource.open(Path(data), action_keys or ())
-        found = read_split(split) if split else make_split(data)
-        found.require(source)
-    except DataError as error:
-        cure = "Or pay what is imagined alone: model.config.rl.actions_share=0."
-        raise DataError(f"model.config.rl.actions_alone, data={data} and split={split}: {error} {cure}") from error
-    if (num_tasks := len({source.caption(i) for i in range(len(source))})) > 1:
-        log.warning(
-            "%s has recordings of %d tasks: actions alone say nothing, what is imagined is paid", data, num_tasks
-        )
-        return None
-    if len({found.outcomes[i] for i in found.train} - {None}) < 2:
-        log.warning("%s: all that is learnt from has one outcome, so that what is imagined is paid alone", data)
-        return None
-    return ActionsAlone.of(source, found.train, found.outcomes)

@@ -28,7 +28,7 @@ FIRST_HELD_OUT = 100_000  # number of the first start of the truth: none that re
 FIRST_COLLECTED, COLLECTED = 200_000, 100  # ... or episodes of later phases; how many these are
 FIRST_TRIED, FIRST_CHOICE = 150_000, 175_000  # ... or the trials of what was learnt, or the choice of a clone
 REWARD = "reward_model.safetensors"
-WATCH, ALONE = "trainer.callbacks.imagination_watch", "model.config.rl.actions_alone"
+WATCH = "trainer.callbacks.imagination_watch"
 GATE, GYM = "gate", "gym:"
 # The steps by which a policy that became worse is not kept.
 TRIAL_BEFORE, TRIAL_CLONE, TRIAL_AFTER = "trial_before", "trial_clone", "trial_after"
@@ -377,9 +377,8 @@ class _Way:
             "model.config.env.reward.path": phase.reward / REWARD,
             **_policy(self.chosen.policy, phase.policy, self.recorded.action_dim),
             "model.config.card": phase.card,
-            f"{ALONE}.data": phase.data,
-            f"{ALONE}.split": phase.split,
-            f"{ALONE}.action_keys": self.action_keys,
+            f"{WATCH}.data": phase.data,
+            f"{WATCH}.split": phase.split,
             f"{WATCH}.camera": self.options.camera,
             f"{WATCH}.limits.approx_kl.most": LARGEST_KL.get(self.chosen.policy, ""),
             "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",

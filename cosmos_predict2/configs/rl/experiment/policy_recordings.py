@@ -23,7 +23,7 @@ from imaginaire.data.stream import ResumableLoader
 from imaginaire.optim.muon import muon
 from imaginaire.optim.schedules import lambda_linear
 
-NAME, ALONE = "vla_grpo_recordings", "model.config.rl.actions_alone"
+NAME = "vla_grpo_recordings"
 # Small steps near the clone decide the sign of what is learnt: with a learning rate of 3e-4, 8 groups, 4 minibatches
 # and no distance to the clone, the same world model and reward took a policy from .27 to .06 of true success.
 GROUPS, MEMBERS = 24, 8
@@ -41,8 +41,6 @@ def starts(part: str, batch_size: int) -> Any:
 
 
 def recordings(name: str, label: str) -> dict[str, Any]:
-    from cosmos_predict2.rl.imagined.actions_alone import actions_alone_of  # which other experiments do not need
-
     env = L(WorldModelEnv)(
         imagination=L(imagination_of)(dit_path="outputs/my_world_model"),
         starts=L(RecordedStarts)(  # of all tasks, in the size of the pictures that the world model was trained on
@@ -59,7 +57,6 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         minibatches=MINIBATCHES,
         kl_beta=KLS.get(label, KL),
         advantage=GroupAdvantageConfig(**OF_RECORDINGS),
-        actions_alone=L(actions_alone_of)(data="my_data", split="", action_keys=None),
         loss=PolicyLossConfig(ratio_level="chunk"),
     )
     policy = seeing_policy(label, "outputs/my_policy")
@@ -96,7 +93,7 @@ def watch(largest_kl: float) -> Any:
             most=0.2, only_warns=True, why="sampled actions succeed less than greedy ones, so the reward pays for noise"
         ),
     )
-    return L(ImaginationWatch)(limits=limits, data=f"${{{ALONE}.data}}", split=f"${{{ALONE}.split}}")
+    return L(ImaginationWatch)(limits=limits, data="my_data")
 
 
 def refined(name: str, label: str) -> dict[str, Any]:
@@ -108,8 +105,7 @@ def refined(name: str, label: str) -> dict[str, Any]:
     config.env.starts.size = f"${{picture_size_of:${{{path}}}}}"
     # what the world model was trained on
     root, split_file, camera = (f"${{trained_on:${{{path}}},{name}}}" for name in ("root", "split_file", "camera"))
-    config.rl.actions_alone.update(data=root, split=split_file)
-    run["trainer"]["callbacks"]["imagination_watch"].camera = camera
+    run["trainer"]["callbacks"]["imagination_watch"].update(data=root, split=split_file, camera=camera)
     falling = dict(warm_up_steps=[0], cycle_lengths=[STEPS], f_start=[1.0], f_max=[1.0], f_min=[0.0])
     config.refinement = RefinementConfig(
         every=ROUND,
@@ -134,7 +130,7 @@ def served(name: str, label: str) -> dict[str, Any]:
     """The same where a server imagines (scripts.serve_world_model), which has the recordings: none are watched here."""
     run = recordings(name, label)
     config = run["model"].config
-    config.env, config.card, config.rl.actions_alone = "wfm://127.0.0.1:8100", "${model.config.env}", None
+    config.env, config.card = "wfm://127.0.0.1:8100", "${model.config.env}"
     for loader in ("dataloader_train", "dataloader_val"):
         run[loader].dataset.starts = "${model.config.env}"
     del run["trainer"]["callbacks"]
