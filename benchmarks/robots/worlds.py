@@ -50,6 +50,7 @@ SUITES = {
     name: f"gym:{__name__}:Bench/{name}-v0?repeat={repeat}&max_steps=24&image_size=64" for name, repeat in STEPS.items()
 }
 BESIDE, TABLE, FIELD = (0.95, 0.45, 0.75), (0.0, 0.68, 0.08), 38.0  # the camera, where it looks, its angle in degrees
+CLOSE = {"coffee-push-v3": ((0.0, 0.62, 0.08), 26.0)}  # small things, which are seen larger: their place and angle
 
 
 def table(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
@@ -58,18 +59,18 @@ def table(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
     env = metaworld.ALL_V3_ENVIRONMENTS[task](render_mode=render_mode, camera_name="corner2", **drawn)
     env._set_task_called = True  # no list of tasks: each reset draws a goal
     env._freeze_rand_vec, env.seeded_rand_vec = False, True
-    _look(env.model, env.model.camera("corner2").id)
+    _look(env.model, env.model.camera("corner2").id, *CLOSE.get(task, (TABLE, FIELD)))
     return _without_shadows(env)
 
 
-def _look(model: Any, camera: int) -> None:
+def _look(model: Any, camera: int, place: tuple[float, ...], degrees: float) -> None:
     import mujoco
 
-    back = numpy.subtract(BESIDE, TABLE)  # a camera looks along -z of its own
+    back = numpy.subtract(BESIDE, place)  # a camera looks along -z of its own
     right = numpy.cross([0, 0, 1], back)
     axes = numpy.stack([right, numpy.cross(back, right), back], 1)
     axes /= numpy.linalg.norm(axes, axis=0)
-    model.cam_pos[camera], model.cam_fovy[camera] = BESIDE, FIELD
+    model.cam_pos[camera], model.cam_fovy[camera] = BESIDE, degrees
     mujoco.mju_mat2Quat(model.cam_quat[camera], axes.ravel())
 
 
