@@ -88,8 +88,10 @@ def maze(task: str, render_mode: str | None = None, **drawn: Any) -> Any:
     import gymnasium_robotics
 
     gymnasium.register_envs(gymnasium_robotics)
-    env: Any = gymnasium.make(task, render_mode=render_mode, disable_env_checker=True, **drawn).unwrapped
-    above = dict(distance=7.2, elevation=-90.0, azimuth=90.0, lookat=numpy.zeros(3))
+    square = [[1] * 5, *([1, "c", "c", "c", 1] for _ in range(3)), [1] * 5]  # c: where the ball and its goal may be
+    made = gymnasium.make(task, render_mode=render_mode, disable_env_checker=True, maze_map=square, **drawn)
+    env: Any = made.unwrapped
+    above = dict(distance=4.6, elevation=-90.0, azimuth=90.0, lookat=numpy.zeros(3))
     env.point_env.mujoco_renderer.default_cam_config = above
     _without_shadows(env.point_env)
     return env
