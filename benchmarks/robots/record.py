@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of mixed skill of a public simulator's robot, as a team of operators leaves them.
 
-    python -m benchmarks.robots.record reach my_data --episodes 300 [--replays 0.5] [--wrist gripperPOV]
+    python -m benchmarks.robots.record reach my_data --episodes 300 [--replays 0.5] [--clumsy] [--wrist gripperPOV]
 
 Each episode has a driver of his own: he sees the object and the goal at places that are wrong by some centimetres,
 his hand trembles, and he is more or less quick. Many failures are near misses. One in ten drivers moves at random.
@@ -31,6 +31,7 @@ STEPS, HELD = 24, 4
 # The largest deviation of a place in metres and share of a draw that is held for four actions, of which a driver's own
 # are a part by the square of a uniform draw, and his least speed. The drawer takes most of an episode to open.
 FAULTS = {"reach": (0.08, 0.4, 0.6), "drawer": (0.02, 0.2, 0.9), "maze": (0.8, 0.4, 0.6)}
+CLUMSY = (0.2, 0.8, 0.3)  # about one in eight succeeds, where of the others a third to two thirds do
 AIMLESS = 0.1  # the share of episodes that move at random
 NOISE = 0.05
 
@@ -42,6 +43,7 @@ parser.add_argument("out", type=command_line.local_output, metavar="DIR")
 parser.add_argument("--episodes", type=command_line.at_least(1), default=300)
 parser.add_argument("--wrist", default="", metavar="CAMERA", help="recorded besides, as observation.images.wrist")
 parser.add_argument("--replays", type=float, default=0.0, metavar="SHARE", help="of the episodes, the last ones")
+parser.add_argument("--clumsy", action="store_true", help="drivers who misjudge and tremble more, and are slower")
 parser.add_argument("--seed", type=command_line.at_least(0), default=0, help="of drivers; starts are the same")
 
 
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     if not 0 <= args.replays < 1:
         raise ConfigError(f"--replays {args.replays} is a share of the episodes: at least 0 and less than 1")
     task, actor = made(args.robot, args.wrist)
-    faults = FAULTS.get(args.robot, FAULTS["reach"])
+    faults = CLUMSY if args.clumsy else FAULTS.get(args.robot, FAULTS["reach"])
     rng = numpy.random.default_rng(args.seed)
     writer, successes = Writer(Path(args.out), fps=10, robot=args.robot), 0
     to_replay: list[NDArray[Any]] = []
