@@ -67,7 +67,8 @@ test-fast: $(STAMP)
 	$(PYTEST) $(if $(ORDER),--order $(ORDER))
 
 test-long: $(STAMP)
-	$(ONE_THREAD) $(PYTEST) -n 2 --durations=10 -m long $(if $(ONLY),-k '$(ONLY)')
+	@$(ONE_THREAD) $(PYTEST) -n 2 --durations=10 -m long $(if $(ONLY),-k '$(ONLY)'); code=$$?; [ $$code != 5 ] || \
+	  echo "make: no long test has '$(ONLY)' in its name. All of them: $(PYTEST) -m long --collect-only -q" >&2; exit $$code
 
 test-gpu: $(STAMP)
 	$(PYTEST) -m gpu

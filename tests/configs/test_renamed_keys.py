@@ -19,7 +19,7 @@ from imaginaire.renamed import RENAMED
 
 BASE = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "experiment=tiny_vla_grpo_simulator"
-OF_RL = {old: new for old, new in KEYS.items() if ".rl." in old}
+OF_RL = {old: new for old, new in KEYS.items() if ".rl." in new}
 VALUES = dict(zip(OF_RL, (0, 0.5, 0.4, 0.3, 2.5, 0.125), strict=True))
 
 
