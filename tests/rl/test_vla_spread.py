@@ -101,8 +101,8 @@ def advantages(spread: dict[int, list[int]]) -> Any:
     """Patched: the groups of an experience have spread on these ranks alone."""
     advantages = VLAGRPOModel._advantages
 
-    def patched(self: VLAGRPOModel, played: Trajectories, starts: Starts, of_actions_E: Tensor | None) -> Tensor:
-        found = advantages(self, played, starts, of_actions_E)
+    def patched(self: VLAGRPOModel, played: Trajectories, starts: Starts) -> Tensor:
+        found = advantages(self, played, starts)
         ranks = spread.get(int(self.progress_counts[0]), [0, 1])
         found[:, ::2], found[:, 1::2] = 1.0, -1.0
         return found if distributed.rank() in ranks else torch.zeros_like(found)
