@@ -450,8 +450,8 @@ def test_success_is_told_by_actions_that_decide_it_and_only_by_them() -> None:
     assert math.isclose(alone(far)[0], success.mean(), abs_tol=1e-6), "where nothing is known it is their mean"
 
 
-def test_actions_alone_need_known_outcomes_and_all_numbers_of_an_action(tmp_path: Path) -> None:
-    source = LeRobotSource.open(write_recordings(tmp_path / "data"))
+def test_actions_alone_need_known_outcomes_and_all_numbers_of_an_action(few: Path) -> None:
+    source = LeRobotSource.open(few)
     with pytest.raises(DataError, match="no recording to learn from has an action and a known outcome"):
         ActionsAlone.of(source, range(len(source)), [None] * len(source))
     found = ActionsAlone.of(source, range(len(source)), [i % 2 == 0 for i in range(len(source))])
