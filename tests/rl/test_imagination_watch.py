@@ -120,6 +120,12 @@ def test_a_limit_is_a_bound_or_a_change_since_the_first_look(limit: Any, value: 
     assert bool(Limit(**limit).problem("figure", value, 0.45)) == is_wrong
 
 
+def test_a_change_since_a_look_that_measured_nothing_is_none() -> None:
+    for options in (dict(fall=0.5), dict(rise=0.3), dict(fall=0.5, least=0.1)):
+        assert not Limit(**options).problem("noise_agreement", 0.8, math.nan)
+    assert Limit(fall=0.5, least=0.1).problem("noise_agreement", 0.05, math.nan)
+
+
 # --- what a look finds
 
 

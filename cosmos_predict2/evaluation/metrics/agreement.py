@@ -17,6 +17,7 @@ Bools = NDArray[numpy.bool_]
 
 DRAWS = 500  # of a bootstrap
 INTERVAL = (5.0, 95.0)  # percentiles: of ten intervals nine hold the truth
+Z = 1.645  # the same in deviations
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,17 @@ class Estimate:
         return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
-def area_under_curve(value_N: Floats, truth_N: Bools, is_pair_N_N: Bools | None = None, seed: int = 0) -> Estimate:
+def area_under_curve(
+    value_N: Floats,
+    truth_N: Bools,
+    is_pair_N_N: Bools | None = None,
+    seed: int = 0,
+    group_N: NDArray[Any] | None = None,
+) -> Estimate:
     """The share of pairs of a success and a failure in which the success has the higher value; equal ones are half.
 
-    ``is_pair_N_N`` marks the pairs that are compared, null: all. Episodes are drawn anew, each outcome by itself.
+    ``is_pair_N_N`` marks the pairs that are compared, null: all. Episodes are drawn anew, each outcome by itself. Those
+    of one of ``group_N`` are alike, such as attempts from one start: whole groups are drawn.
     """
     won, lost = value_N[truth_N], value_N[~truth_N]
     wins = (won[:, None] > lost[None]) + 0.5 * (won[:, None] == lost[None])
@@ -45,8 +53,13 @@ def area_under_curve(value_N: Floats, truth_N: Bools, is_pair_N_N: Bools | None 
     if not pairs.sum():
         return Estimate(math.nan)
     random = numpy.random.default_rng(seed)
-    draws_P = random.multinomial(len(won), [1 / len(won)] * len(won), DRAWS)
-    draws_N = random.multinomial(len(lost), [1 / len(lost)] * len(lost), DRAWS)
+    if group_N is None:
+        draws_P = random.multinomial(len(won), [1 / len(won)] * len(won), DRAWS)
+        draws_N = random.multinomial(len(lost), [1 / len(lost)] * len(lost), DRAWS)
+    else:
+        names, of_group_N = numpy.unique(group_N, return_inverse=True)
+        draws = random.multinomial(len(names), [1 / len(names)] * len(names), DRAWS)[:, of_group_N]
+        draws_P, draws_N = draws[:, truth_N], draws[:, ~truth_N]
     number = numpy.einsum("dp,pn,dn->d", draws_P, pairs, draws_N)
     found = numpy.einsum("dp,pn,dn->d", draws_P, wins * pairs, draws_N)[number > 0] / number[number > 0]
     low, high = numpy.percentile(found, INTERVAL)
@@ -63,8 +76,14 @@ def nearest_pairs(distance_N_N: Floats, truth_N: Bools, count: int) -> Bools:
 
 
 def mean(values: Any, seed: int = 0) -> Estimate:
-    """The mean of episodes, each of which is drawn anew."""
+    """The mean of episodes, each of which is drawn anew. Of a share of them the interval is Wilson's: where all are
+    alike, all that are drawn anew are, too."""
     value_N = as_floats(values)
+    if (n := len(value_N)) and numpy.isin(value_N, (0, 1)).all():
+        p = float(value_N.mean())
+        middle, half = p + Z**2 / (2 * n), Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+        low, high = (middle - half) / (1 + Z**2 / n), (middle + half) / (1 + Z**2 / n)
+        return Estimate(p, max(0.0, low), min(1.0, high), n)
     return bootstrapped(lambda rows: float(value_N[rows].mean()), len(value_N), seed)
 
 

@@ -480,9 +480,11 @@ def true_attempts(
     ever_G = attempts(policy, env, starts).success_E.numpy()
     figures["success_lost"] = agreement.mean(ever_G.astype(float) - likeliest_G, seed)
     nearness_G_M = nearness.reshape(TRUE_GROUPS, MEMBERS)
+    start_N = numpy.repeat(numpy.arange(TRUE_GROUPS), MEMBERS)
     for end, found in values.items():
         within = within_groups(found.reshape(TRUE_GROUPS, MEMBERS), nearness_G_M, seed)
-        area = area_under_curve(found, truth, seed=seed) if 0 < truth.sum() < len(truth) else Estimate(math.nan)
+        both = 0 < truth.sum() < len(truth)
+        area = area_under_curve(found, truth, seed=seed, group_N=start_N) if both else Estimate(math.nan)
         figures[f"true_ends{end}"] = area
         figures[f"within_starts{end}"] = within if within.count >= LEAST_VARIED else Estimate(math.nan)
     return figures

@@ -68,8 +68,8 @@ class Limit(Section):
         """A sentence where a value is out of range, else nothing."""
         lows = [self.least, None if self.fall is None else first - self.fall]
         highs = [self.most, None if self.rise is None else first + self.rise]
-        low = max((bound for bound in lows if bound is not None), default=-math.inf)
-        high = min((bound for bound in highs if bound is not None), default=math.inf)
+        low = max((bound for bound in lows if bound is not None and not math.isnan(bound)), default=-math.inf)
+        high = min((bound for bound in highs if bound is not None and not math.isnan(bound)), default=math.inf)
         if low <= value <= high or math.isnan(value):
             return ""
         bound = f"below {low:.3g}" if value < low else f"above {high:.3g}"
@@ -157,7 +157,7 @@ class ImaginationWatch(ImaginationAlarm):
         wrong = {
             name: text
             for name, limit in self.limits.items()
-            if (text := limit.problem(name, figures.get(name, math.nan), self.looks[0].get(name, math.nan)))
+            if (text := limit.problem(name, figures.get(name, math.nan), self._first(name)))
         }
         if warned := [text for name, text in wrong.items() if self.limits[name].only_warns]:
             log.warning("iteration %d: %s", iteration, " ".join(warned))
@@ -168,6 +168,10 @@ class ImaginationWatch(ImaginationAlarm):
         if distributed.is_rank0():
             looks = {"looks": self.looks, "ended": self._ended}
             storage.write_json(os.path.join(self.trainer.run_dir, FILE), looks, indent=1)
+
+    def _first(self, name: str) -> float:
+        """The first value that could be measured: where nothing is paid yet, noises cannot agree about it."""
+        return next((look[name] for look in self.looks if name in look), math.nan)
 
     def _figures(self, model: Any) -> dict[str, float]:
         policy, env = model.policy, model.env

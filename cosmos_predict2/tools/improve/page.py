@@ -108,6 +108,12 @@ class WayResults:
         is_learnt = phase not in self.refused and not self.became_worse(phase)
         return not self.is_full and (phase.is_anew is True or is_learnt)
 
+    def _starts(self, what: str) -> str:
+        """The starts of the truth, in words. Only those of gym: are without an end; named suites have few."""
+        if (suite := self.options.suite).startswith(way.GYM):
+            return f"by whose starts {what} chosen"
+        return "from other starts than the gate's, if the suite has so many" if ":" in suite else "as the gate's begin"
+
     def left_out(self) -> set[str]:
         """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
         the gate and all behind it where nothing is left to learn; the truth of what is not kept."""
@@ -138,7 +144,7 @@ class WayResults:
             return WayVerdict("unfinished", "The way is not at its end.", cure)
         if self.is_full:
             truth = self.success(self.truth_of(chosen(options)))
-            rate = f"{truth['rate']:.3f} of {truth['episodes']} episodes by whose starts it was not chosen"
+            rate = f"{truth['rate']:.3f} of {truth['episodes']} episodes {self._starts('it was not')}"
             sentence = f"Nothing is left to learn: a clone truly succeeds (nearly) always, in {rate}.{self._choice()}"
             return WayVerdict("full", sentence, _NEXT["full"])
         done = [phase for phase in self.phases if f"learning{phase.end}" not in due]
@@ -162,7 +168,7 @@ class WayResults:
         word = "better" if low > 0 else "worse" if high < 0 else "unclear"
         sentence = (
             f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of"
-            f" {after['episodes']} episodes by whose starts nothing was chosen ({_change(before, after)}; {checked})."
+            f" {after['episodes']} episodes {self._starts('nothing was')} ({_change(before, after)}; {checked})."
         )
         next_step = self.card(done[-1])["next_step"] if word == "unclear" and done else ""
         next_step = next_step if next_step == CLONE else _NEXT[word]

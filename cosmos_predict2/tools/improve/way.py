@@ -423,9 +423,9 @@ class _Way:
 
     def truth(self, when: str, phase: Phase, policy: Path) -> WayStep:
         """A policy on the held-out starts, and the same actions imagined."""
-        first = FIRST_HELD_OUT if self.options.suite.startswith(GYM) else 0  # others may have 50 starts in all
         name, episodes = f"{when}{phase.end}", self.options.episodes
         words = ("-m", "scripts.evaluate_policy", *self.imports, *self.suite_size, *self.seed)
+        first = FIRST_HELD_OUT if ":" in self.options.suite else 0  # named ones have few starts
         words += _flags(policy=policy, first=first, episodes=episodes, draws=1, world_model=phase.world_model)
         words += _flags(reward=phase.reward / REWARD, videos=4, out=self.out / name)
         reads = (policy, phase.world_model / "checkpoints", phase.reward, *self.modules)

@@ -43,6 +43,21 @@ def test_the_area_under_the_curve_is_a_share_of_pairs() -> None:
     assert shifted.low > 0.75 and shifted.low < shifted.value < shifted.high
 
 
+def test_attempts_of_one_start_count_as_one_where_they_are_alike() -> None:
+    random = numpy.random.default_rng(0)
+    start_N = numpy.arange(24).repeat(8)
+    value, success = random.normal(size=24)[start_N], (random.random(24) < 0.5)[start_N]  # a start decides both
+    each, starts = (area_under_curve(value, success, group_N=group) for group in (None, start_N))
+    assert each.value == starts.value and starts.high - starts.low > 2 * (each.high - each.low)
+
+
+def test_a_share_of_none_or_all_has_an_interval() -> None:
+    assert mean([0] * 48).low == 0 and mean([0] * 48).high == pytest.approx(0.053, abs=0.001)
+    assert mean([True] * 48).high == 1 and mean([True] * 48).low == pytest.approx(0.947, abs=0.001)
+    shares = mean([0, 1] * 24), mean([0.0, 1.0, *[0.0, 1.0] * 23, 0.25, 0.75])
+    assert shares[0].low == pytest.approx(shares[1].low, abs=0.03), "about that of a bootstrap in the middle"
+
+
 def test_pairs_are_of_the_nearest_failures() -> None:
     place = array(0, 1, 2, 9)
     truth = numpy.array([False, True, False, False])
@@ -66,7 +81,7 @@ def test_ranks_and_their_violations() -> None:
     assert misordered(array(1, 3, 2), true, 0.15) == [(2, 1)]
     assert numpy.isnan(pearson(array(1, 1), array(1, 2)))
     assert line(array(0, 1, 2), array(1, 3, 5)) == pytest.approx((2, 1)) and line(array(1, 1), array(2, 4)) == (0, 3)
-    assert mean([1, 1, 1]).low == 1
+    assert mean([1.5, 1.5, 1.5]).low == 1.5
 
 
 @cache
