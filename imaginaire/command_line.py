@@ -184,9 +184,23 @@ def local_output(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text} cannot be written: {place}: {error.strerror}") from error
 
 
+def file_to_write(text: str) -> str:
+    """The ``type`` of a flag as `local_output`, of a file."""
+    if os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text} is a folder: name a file in it")
+    return local_output(text)
+
+
+def folder_to_write(text: str) -> str:
+    """The ``type`` of a flag as `local_output`, of a folder."""
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text} is a file: name a folder")
+    return local_output(text)
+
+
 def local_folder(text: str) -> Path:
-    """The ``type`` of a flag as `local_output`, as a path."""
-    return Path(local_output(text))
+    """The ``type`` of a flag as `folder_to_write`, as a path."""
+    return Path(folder_to_write(text))
 
 
 def shard(text: str) -> tuple[int, int]:

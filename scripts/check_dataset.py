@@ -42,7 +42,7 @@ add("--text_width", type=int, metavar="N", help="numbers per token that the mode
 add("--num_tokens", type=int, metavar="N", help="tokens of a text that training reads (default: the experiment's)")
 add("--no_embeddings", dest="needs_embeddings", action="store_const", const=False, help="embeddings may be missing")
 add("--fast", dest="is_fast", action="store_true", help="decode only the first and the last frame of each clip")
-add("--json", type=command_line.local_output, metavar="FILE", help="write all that was found to this file too")
+add("--json", type=command_line.file_to_write, metavar="FILE", help="write all that was found to this file too")
 add("--workers", type=command_line.at_least(0), help="processes (default: one per core, or none for little work)")
 
 

@@ -28,7 +28,7 @@ examples:
 parser = command_line.parser("scripts.check_environment", __doc__, _EPILOG)
 add = parser.add_argument
 add("--suite", required=True, metavar="E", help="gym:ID, gym:MODULE:ID, MODULE:CLASS, ...")
-add("--save_path", type=command_line.local_output, metavar="FILE", help="a .png with pictures of random episodes")
+add("--save_path", type=command_line.file_to_write, metavar="FILE", help="a .png with pictures of random episodes")
 
 
 def run(args: argparse.Namespace) -> int:

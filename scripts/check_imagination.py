@@ -39,7 +39,7 @@ add("--policy", nargs="+", default=[], metavar="P", help="files, folders or runs
 add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policies, as model.config.policy has them")
 add("--played", default="", metavar="FOLDER", help="recordings of the policy's own true episodes, 20 or more")
 add("--suite", default="", metavar="E", help="where it is true: gym:ID, or yours, MODULE:CLASS")
-add("--out", required=True, type=command_line.local_output, metavar="CARD", help="the card, a JSON file")
+add("--out", required=True, type=command_line.file_to_write, metavar="CARD", help="the card, a JSON file")
 add("--allow", nargs="+", default=[], metavar="FIGURE", help="names of figures that do not count; the card lists them")
 add("--success_column", default="next.success", help="1 on frames that show success; of --played, too")
 add("--camera", default=None, help="of several, the one that the world model sees")

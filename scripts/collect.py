@@ -42,7 +42,7 @@ of_suite = "toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, MODU
 add("--suite", required=True, help=of_suite)
 add("--policy", required=True, metavar="PATH", help="a policy, a run that trained one, or MODULE:CLASS")
 add("--episodes", required=True, type=count, metavar="N", help="starts, each played once")
-add("--out", required=True, type=command_line.local_output, metavar="DIR", help="the data set")
+add("--out", required=True, type=command_line.folder_to_write, metavar="DIR", help="the data set")
 add("--append", action="store_true", help="add the episodes to the data set that is at --out")
 add("--base", default="", metavar="DATA", help="begin --out with a copy of this data set, which stays as it is")
 add("--camera", default=None, metavar="NAME", help="of the pictures (default: observation.images.front), or A+B")

@@ -30,7 +30,7 @@ add("--actions", type=count, default=4, help="of one look at the keys: fewer fol
 add("--num_steps", type=count, default=1, help="evaluations of the network for a chunk")
 add("--stream", action="store_true", help="of a causal student: go on where it stopped, so that no frame is made twice")
 add("--fps", type=command_line.above_zero, default=None, help="pictures per second (default: the recordings')")
-add("--out", type=command_line.local_output, default=None, metavar="DIR", help="the data set to add episodes to")
+add("--out", type=command_line.folder_to_write, default=None, metavar="DIR", help="the data set to add episodes to")
 add("--host", default="127.0.0.1", help="address to listen on; one that other machines reach needs WFM_DRIVE_TOKEN")
 add("--port", type=command_line.at_least(0, 65535), default=8000, help="port to listen on")
 command_line.common(add, "load_ema", "device")

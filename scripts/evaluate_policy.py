@@ -63,7 +63,13 @@ add("--world_model", nargs="?", const="", default=None, metavar="PATH", help=a_p
 add("--reward", metavar="R", help="judge of that: of scripts.train_reward_model, a file or folder, or MODULE:CLASS")
 add("--num_steps", type=count, default=None, help="evaluations of --world_model's network for a chunk (default: 1)")
 command_line.common(add, "load_ema", "seed", "device")
-add("--out", type=command_line.local_output, default=None, metavar="DIR", help=f"write {FIGURES} there, and the videos")
+add(
+    "--out",
+    type=command_line.folder_to_write,
+    default=None,
+    metavar="DIR",
+    help=f"write {FIGURES} there, and the videos",
+)
 add("--videos", type=command_line.at_least(0), default=0, metavar="N", help="of the first N episodes; needs --out")
 add("--fps", type=command_line.above_zero, default=None, help="of the videos (default: 8, or the simulator's 20)")
 

@@ -55,9 +55,9 @@ add("--load_ema", action="store_true", help="take the averaged weights (net_ema.
 add("--num_clips", type=count, default=64, help="held-out clips")
 add("--num_steps", type=count, default=None, help="sampling steps (default 35; with actions, those of the run)")
 add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
-out: dict[str, Any] = dict(type=command_line.local_output, default="outputs/evaluation", metavar="DIR")
+out: dict[str, Any] = dict(type=command_line.folder_to_write, default="outputs/evaluation", metavar="DIR")
 add("--out", help="the folder of the page and its videos", **out)
-add("--json", type=command_line.local_output, metavar="FILE", help="write the figures to this file too")
+add("--json", type=command_line.file_to_write, metavar="FILE", help="write the figures to this file too")
 actions = parser.add_argument_group(WITH_ACTIONS).add_argument
 actions("--split", default="", metavar="FILE", help="of --data: the part test of scripts.split_recordings")
 of_rollout = "of a rollout, each from the last imagined frame (default: 2, of shorter recordings 1)"

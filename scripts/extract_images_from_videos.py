@@ -29,7 +29,7 @@ _OLDER = {"--input_dataset_dir": "--data", "--output_dataset_dir": "--out"}
 parser = command_line.parser("scripts.extract_images_from_videos", __doc__, _EPILOG, _OLDER)
 add = parser.add_argument
 add("--data", required=True, metavar="IN", help="data set with videos/")
-add("--out", required=True, type=command_line.local_output, metavar="OUT", help="data set that gets images/")
+add("--out", required=True, type=command_line.folder_to_write, metavar="OUT", help="data set that gets images/")
 add("--stride", type=command_line.at_least(1), default=30, help="frames from one picture to the next")
 add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
 command_line.common(add, "workers", "dry_run")

@@ -33,7 +33,7 @@ examples:
 
 parser = command_line.parser("scripts.fit_tiny_tokenizer", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add("--out", required=True, type=command_line.local_output, metavar="FILE", help="weights to write (.safetensors)")
+add("--out", required=True, type=command_line.file_to_write, metavar="FILE", help="weights to write (.safetensors)")
 add("--data", required=True, metavar="DATA", help="the folder of recordings")
 add("--minutes", type=float, default=None, help="length of training by the processor's clock, in place of --steps")
 add("--seed", type=command_line.at_least(0), default=0, help="of data and start")

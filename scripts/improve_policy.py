@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.tools.improve.improve import commands, improve
     from cosmos_predict2.tools.improve.way import Options
 
+    if args.out.resolve() == args.data.resolve():
+        raise ConfigError(f"--out {args.out} is the folder of the recordings: name another, of what is made of them.")
     if args.phases and not args.suite:
         raise ConfigError(f"--phases {args.phases}: true episodes need --suite, where the policy can play them.")
     if args.phases and args.success_column != SUCCESS_COLUMN:

@@ -48,7 +48,7 @@ def _keyframes(text: str) -> float | str:
 parser = command_line.parser("scripts.make_reset_states", __doc__, _EPILOG)
 add = parser.add_argument
 add("--dataset", required=True, metavar="DIR", help="the recordings")
-add("--out", required=True, type=command_line.local_output, metavar="DIR", help=f"where {FILE} goes")
+add("--out", required=True, type=command_line.folder_to_write, metavar="DIR", help=f"where {FILE} goes")
 add("--camera", metavar="NAME", help="whose pictures (default: the only one; LIBERO: agentview_rgb; Bridge: 0)")
 add("--action_keys", nargs="+", metavar="COLUMN", help="what makes an action of a LeRobot data set (default: action)")
 add("--embodiment", choices=ROBOTS, help="a LeRobot data set of this robot: what makes an action, and its units")

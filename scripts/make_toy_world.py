@@ -38,7 +38,7 @@ examples:
 default = ToyFolder()
 parser = command_line.parser("scripts.make_toy_world", __doc__, _EPILOG)
 add = parser.add_argument
-add("--out", required=True, type=command_line.local_output, metavar="FOLDER", help="a new one, or an unfinished one")
+add("--out", required=True, type=command_line.folder_to_write, metavar="FOLDER", help="a new one, or an unfinished one")
 add("--episodes", type=int, default=default.episodes, help="how many, in all")
 add("--frames", type=int, default=default.frames, help="frames per video; one action less")
 add("--size", type=int, help="side of the pictures (default: 48, or 64 for the hard setting)")

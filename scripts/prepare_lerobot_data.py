@@ -35,7 +35,7 @@ add = parser.add_argument
 add("--source", metavar="DIR", help="the data set, or where it is fetched to (default: datasets/lerobot/NAME)")
 add("--repo_id", metavar="NAME", help="fetch this data set of the hub (default: none, it is in --source)")
 add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
-add("--out", type=command_line.local_output, metavar="DIR", help="where the clips go (default: nowhere)")
+add("--out", type=command_line.folder_to_write, metavar="DIR", help="where the clips go (default: nowhere)")
 add("--camera", metavar="KEY", help="whose pictures; only its videos are fetched (default: the only one)")
 add("--splits", nargs="+", choices=(*SPLITS, "test", "full"), default=list(SPLITS), help="a folder for each")
 add("--val_fraction", type=float, default=VAL_FRACTION, help="of episodes, where the data set has no split of its own")

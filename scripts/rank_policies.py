@@ -44,7 +44,7 @@ add("--truth", default="", metavar="FILE", help="true success that is known")
 add("--image_size", type=count, default=None, help="of a simulator's pictures (default: the suite's)")
 add("--episodes", type=count, default=100, help="starts of each policy, at most")
 add("--first", type=command_line.at_least(0), default=0, help="the number of the first of them with --suite")
-add("--out", type=command_line.local_output, default=None, metavar="FILE", help="write the figures there, as JSON")
+add("--out", type=command_line.file_to_write, default=None, metavar="FILE", help="write the figures there, as JSON")
 command_line.common(add, "load_ema", "seed", "device")
 
 

@@ -36,7 +36,7 @@ examples:
 parser = command_line.parser("scripts.split_recordings", __doc__, _EPILOG)
 add = parser.add_argument
 add("data", metavar="DATA", help="the folder of a LeRobot data set")
-add("--out", required=True, type=command_line.local_output, metavar="FILE", help="the split, a .json file")
+add("--out", required=True, type=command_line.file_to_write, metavar="FILE", help="the split, a .json file")
 add("--success_column", default=SUCCESS_COLUMN, metavar="COLUMN", help="1 on frames that show success")
 add("--judge", choices=("any", LAST), default="any", help="the frames of the column that decide")
 add("--classifier", default="", metavar="FILE", help="judge the last pictures with this reward model instead")

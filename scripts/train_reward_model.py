@@ -40,7 +40,7 @@ example:
 
 parser = command_line.parser("scripts.train_reward_model", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
-add("--out", required=True, type=command_line.local_output, metavar="DIR", help="a new folder")
+add("--out", required=True, type=command_line.folder_to_write, metavar="DIR", help="a new folder")
 add("--data", required=True, metavar="DATA", help="the folder of a LeRobot data set")
 add("--world_model", default="", metavar="PATH", help="imagines their actions (default: none, true pictures only)")
 add("--size", choices=tuple(SIZES), default="tiny", help="of the network: tiny, or that of the published weights")
@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> None:
     from imaginaire.training.provenance import run_record
 
     out = Path(args.out)
+    if out.resolve() == Path(args.data).resolve():
+        raise ConfigError(f"--out {out} is the folder of the recordings: give another.")
     if (out / FILE).exists() and not args.overwrite:
         raise ConfigError(f"--out {out} holds a reward model: give another folder, or --overwrite.")
     if args.least_precision is None:

@@ -39,7 +39,7 @@ Actor = Callable[[Any, Any, NDArray[Any]], NDArray[Any]]  # of observation, envi
 
 parser = command_line.parser("benchmarks.robots.record", __doc__, "")
 parser.add_argument("robot", choices=tuple(SUITES))
-parser.add_argument("out", type=command_line.local_output, metavar="DIR")
+parser.add_argument("out", type=command_line.folder_to_write, metavar="DIR")
 parser.add_argument("--episodes", type=command_line.at_least(1), default=300)
 parser.add_argument("--wrist", default="", metavar="CAMERA", help="recorded besides, as observation.images.wrist")
 parser.add_argument("--replays", type=float, default=0.0, metavar="SHARE", help="of the episodes, the last ones")

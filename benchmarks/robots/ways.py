@@ -23,7 +23,7 @@ FIGURES = ("true_ends", "within_starts", "greedy_above_sampled")
 parser = command_line.parser("benchmarks.robots.ways", __doc__)
 add = parser.add_argument
 add("ways", nargs="+", type=Path, metavar="FOLDER", help="what --out of improve_policy was")
-add("--picture", type=command_line.local_output, metavar="FILE", help="draw them, too")
+add("--picture", type=command_line.file_to_write, metavar="FILE", help="draw them, too")
 
 
 def stages_of(ways: Sequence[Path]) -> dict[str, str]:

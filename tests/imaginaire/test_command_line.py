@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """imaginaire.command_line: flags keep their older spellings."""
 
+import argparse
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +45,13 @@ def test_the_help_lists_older_spellings_and_a_wrong_flag_is_compared_with_them(c
     with pytest.raises(SystemExit) as caught:
         parser.parse_args(["--dataset_pth", "x"])
     assert caught.value.code == 2 and "--dataset_path" in capsys.readouterr().err
+
+
+def test_what_is_written_is_a_file_or_a_folder(tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_text("")
+    assert command_line.file_to_write(str(file)) == str(file)
+    assert command_line.folder_to_write(str(tmp_path / "new")) == str(tmp_path / "new")
+    with pytest.raises(argparse.ArgumentTypeError, match="is a folder: name a file in it"):
+        command_line.file_to_write(str(tmp_path))
+    with pytest.raises(argparse.ArgumentTypeError, match="is a file: name a folder"):
+        command_line.folder_to_write(str(file))

@@ -40,7 +40,7 @@ from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies import files
 from cosmos_predict2.rl.policies.files import PolicyCard, write_policy
 from cosmos_predict2.rl.policies.toy import ToyPolicy
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_policy
 from tests.programs import call
 
@@ -133,6 +133,13 @@ def test_a_lost_episode_is_neither_a_success_nor_a_failure(monkeypatch: pytest.M
     monkeypatch.setattr(LocalRollout, "collect", collected)
     found = evaluate(ToyPolicy(width=32), ToyEnv(4, tasks=tasks), held_out_starts(4, 2, seed=0), tasks)
     assert found.tasks == {"touch_puck": Rate(1, 1), "push_puck": Rate(0, 2)} and found.total == Rate(1, 3)
+
+    def all_lost(*arguments: Any) -> Any:
+        return replace(collected(*arguments), is_valid_E=torch.zeros(4, dtype=torch.bool))
+
+    monkeypatch.setattr(LocalRollout, "collect", all_lost)
+    with pytest.raises(DataError, match=r"All 4 episodes were lost.*check_environment"):
+        evaluate(ToyPolicy(width=32), ToyEnv(4, tasks=tasks), held_out_starts(4, 2, seed=0), tasks)
 
 
 def test_the_same_actions_in_the_same_world_agree() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, frames_of, repeated_steps, replayed
 from cosmos_predict2.rl.interfaces import EnvDefaults, Mode, Policy, VecEnv, completed
+from imaginaire.errors import DataError
 from imaginaire.random import derive_seed
 
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
@@ -165,6 +166,11 @@ def evaluate(
 ) -> Evaluation:
     """Play an episode from each start; ``tasks`` names the environment's. Episodes that were lost do not count."""
     played = LocalRollout(policy, env, execute, keep_record=False).collect(starts, mode, on_progress)
+    if not played.is_valid_E.any():
+        raise DataError(
+            f"All {len(played)} episodes were lost, so nothing was measured. What the environment raised stands above;"
+            " python -m scripts.check_environment looks at it."
+        )
     task_E = torch.tensor(starts.task_ids) % len(tasks)
     rates = {name: Rate.of(played.success_E, played.is_valid_E & (task_E == k), starts) for k, name in enumerate(tasks)}
     return Evaluation(mode, rates, played, starts)

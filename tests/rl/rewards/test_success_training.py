@@ -440,6 +440,7 @@ def test_wrong_flags_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = ("--out", str(tmp_path / "new"), "--data", str(tmp_path))
     for words, named in [
         (("--data", "x", "--out", str(tmp_path / "full")), "holds a reward model"),
+        (("--data", "x", "--out", "x"), "--out x is the folder of the recordings"),
         ((*out, "--precision", "1.5"), "--precision 1.5"),
         ((*out, "--least_recall", "1"), "--least_recall 1"),
         ((*out, "--data", str(tmp_path / "nowhere")), "nowhere"),
