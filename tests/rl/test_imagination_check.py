@@ -27,7 +27,7 @@ from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_cu
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
-from cosmos_predict2.rl.envs.replays import held, replayed, whole_chunks, with_actions_of
+from cosmos_predict2.rl.envs.replays import held, replayed, rested, whole_chunks, with_actions_of
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
@@ -211,9 +211,10 @@ def test_the_gate_knows_nothing_of_the_toy_world(few: Path, tmp_path: Path) -> N
 
 def test_a_robot_rests_by_no_motion_or_at_its_last_place() -> None:
     motions, places = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([[40.0, 2.0], [50.0, 1.0]])
-    for actions, expected in ((motions, [0.0, 1.0]), (places, [50.0, 1.0])):
-        rested = imagination_check._rested(actions, 4, are_motions(actions))
-        assert torch.equal(rested[:2], actions) and rested[2:].tolist() == [expected, expected]
+    gripped = torch.cat([motions, motions], dim=1)  # four numbers, the last a gripper's
+    for actions, expected in ((motions, [0.0, 0.0]), (gripped, [0.0, 0.0, 0.0, 1.0]), (places, [50.0, 1.0])):
+        longer = rested(actions, 4, are_motions(actions))
+        assert torch.equal(longer[:2], actions) and longer[2:].tolist() == [expected, expected]
     still = NullPolicy("still", torch.stack([places, places + 2]))
     seen = {"full_image": torch.zeros(3, 1, 1, 3)}
     assert still.act(seen, mode="greedy", generators=[]).actions_E_A_D.tolist() == [[[46.0, 2.5]] * 2] * 3

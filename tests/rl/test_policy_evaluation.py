@@ -150,9 +150,24 @@ def test_the_same_actions_in_the_same_world_agree() -> None:
         assert comparison.agreement == 1 and comparison.true_rate == comparison.imagined_rate
 
 
+@pytest.mark.parametrize(("execute", "size"), [(None, 3), (2, 2)])
+def test_a_robot_rests_behind_the_end_of_its_true_episode(execute: int | None, size: int) -> None:
+    """Else the replay of an episode that ended at success goes on with the action that was decided last."""
+    actions = torch.rand(2, 3, 3, 4) - 0.5
+    executed = torch.ones(2, 3, 3, dtype=torch.bool)
+    executed[:, :, size:] = False
+    executed[1, 0, 1:] = executed[1, 1] = False  # the second ended with its first decision, the third never did
+    played: Any = SimpleNamespace(actions_M_E_A_D=actions, executed_M_E_A=executed)
+    found = policy_evaluation._with_rest(played, execute)
+    assert torch.equal(found[executed], actions[executed]) and torch.equal(found[:, 2], actions[:, 2])
+    assert not found[1, 0, 1:size, :-1].any() and (found[1, 0, 1:size, -1] == actions[1, 0, 0, -1]).all()
+    assert not found[1, 1, :size, :-1].any() and (found[1, 1, :size, -1] == actions[0, 1, size - 1, -1]).all()
+
+
 def test_what_is_imagined_and_what_is_true_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     success, others = torch.tensor([True, True, True, False, True]), torch.tensor([True, False, False, False, True])
     played: Any = SimpleNamespace(success_E=success, is_valid_E=torch.tensor([1, 1, 1, 1, 0]).bool(), actions_M_E_A_D=0)
+    monkeypatch.setattr(policy_evaluation, "_with_rest", lambda played, _: played.actions_M_E_A_D)
     monkeypatch.setattr(policy_evaluation, "replayed", lambda *_: (others, None, torch.tensor([0, 1, 1, 1, 1]).bool()))
     given: Any = (played, held_out_starts(5, 1, seed=0), None)
     for comparison, rates in ((imagined_along(*given), (2 / 3, 0.0)), (played_along(*given), (0.0, 2 / 3))):

@@ -50,6 +50,14 @@ def held(actions_L_D: Tensor, count: int) -> Tensor:
     return torch.cat([actions_L_D, actions_L_D[-1:].expand(count - len(actions_L_D), -1)])
 
 
+def rested(actions_L_D: Tensor, count: int, has_motions: bool) -> Tensor:
+    """Behind these actions no motion, but of four numbers or more the last, a gripper's; or the last place again."""
+    longer = held(actions_L_D, count)
+    if has_motions:
+        longer[len(actions_L_D) :, : -1 if longer.shape[1] > 3 else None] = 0
+    return longer
+
+
 def recorded_actions(source: LeRobotSource, i: int) -> Tensor:
     """[F - 1, D], the raw actions of an episode that lead from one picture to the next."""
     rows = source.parts(i, source.action_parts())

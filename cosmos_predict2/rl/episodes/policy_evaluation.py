@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.envs.first_frames import whole_pictures
+from cosmos_predict2.rl.envs.replays import rested
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, frames_of, repeated_steps, replayed
 from cosmos_predict2.rl.interfaces import EnvDefaults, Mode, Policy, VecEnv, completed
+from cosmos_predict2.rl.policies.null import are_motions
 from imaginaire.errors import DataError
 from imaginaire.random import derive_seed
 
@@ -177,9 +179,24 @@ def evaluate(
 
 
 def imagined_along(true: Trajectories, starts: Starts, imagined_env: VecEnv, execute: int | None = None) -> Comparison:
-    """Imagined beside true success, of the actions that the policy chose in the true environment."""
-    imagined_E, _, valid_E = replayed(imagined_env, starts, true.actions_M_E_A_D, execute)
+    """Imagined beside true success, of the actions that the policy chose in the true environment. Where that ended an
+    episode, at success mostly, the robot rests: imagination goes on, and shows the last picture."""
+    imagined_E, _, valid_E = replayed(imagined_env, starts, _with_rest(true, execute), execute)
     return Comparison.of(imagined_E, true.success_E, true.is_valid_E & valid_E)
+
+
+def _with_rest(played: Trajectories, execute: int | None) -> Tensor:
+    """Actions [M, E, A, D] of which those behind the end of an episode are rest."""
+    executed_M_E_K, actions_M_E_A_D = played.executed_M_E_A[:, :, :execute], played.actions_M_E_A_D.clone()
+    if executed_M_E_K.all() or not executed_M_E_K.any():
+        return actions_M_E_A_D
+    has_motions, size = are_motions(actions_M_E_A_D[played.executed_M_E_A]), executed_M_E_K.shape[2]
+    for i, count in enumerate(executed_M_E_K.sum(dim=(0, 2)).tolist()):
+        if count:
+            rows_L_D = actions_M_E_A_D[:, i, :size].flatten(0, 1)
+            longer_L_D = rested(rows_L_D[:count], len(rows_L_D), has_motions)
+            actions_M_E_A_D[:, i, :size] = longer_L_D.unflatten(0, (-1, size))
+    return actions_M_E_A_D
 
 
 def played_along(imagined: Trajectories, starts: Starts, true_env: VecEnv, execute: int | None = None) -> Comparison:

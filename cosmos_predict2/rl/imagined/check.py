@@ -32,7 +32,7 @@ from cosmos_predict2.evaluation.metrics import agreement
 from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
 from cosmos_predict2.rl.envs.first_frames import GivenStarts, RecordedFacts, SimulatedStarts
-from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, round_trip, whole_chunks
+from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, rested, round_trip, whole_chunks
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
@@ -229,14 +229,6 @@ def _other_actions(episodes: OutcomeEpisodes, seed: int) -> dict[str, list[Tenso
         "nothing": [doing_nothing(rows).expand_as(a) for a in episodes.actions],
         "random": [one[held] for one, held in zip(drawn, hold, strict=True)],
     }
-
-
-def _rested(actions_L_D: Tensor, count: int, has_motions: bool) -> Tensor:
-    """Behind these actions no motion, but the last number, which is a gripper's; or the last place again."""
-    longer = held(actions_L_D, count)
-    if has_motions:
-        longer[len(actions_L_D) :, :-1] = 0
-    return longer
 
 
 def _coded_ends(imagination: Imagination, episodes: OutcomeEpisodes) -> Tensor:
@@ -460,7 +452,7 @@ def true_attempts(
     values = {BY_ACTIONS: alone(actions)} if alone else {}
     length = max(len(rows) for rows in actions)  # where the environment ends on success, the robot rests
     has_motions = are_motions(learnt.actions_N_D)
-    actions = [_rested(rows, length, has_motions) for rows in actions]
+    actions = [rested(rows, length, has_motions) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
     pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
