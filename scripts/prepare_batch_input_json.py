@@ -33,7 +33,7 @@ parser = command_line.parser("scripts.prepare_batch_input_json", __doc__, _EPILO
 add = parser.add_argument
 add("--data", required=True, metavar="DIR", help="folder of the pictures and their prompts")
 add("--save_path", required=True, metavar="DIR", help="folder that the videos will be written to")
-add("--out", required=True, type=command_line.file_to_write, metavar="FILE", help="the JSON file to write")
+add("--out", required=True, type=command_line.local_output, metavar="FILE", help="the JSON file to write")
 add("--dry_run", action="store_true", help="log what would be written, and write nothing")
 
 

@@ -231,7 +231,7 @@ def test_programs_read_the_recordings_by_those_columns(
     monkeypatch.setattr(splits, "make_split", lambda *_, **__: SimpleNamespace(digest=""))
     monkeypatch.setattr(labelled_recordings, "parts_of", lambda *_: ([], [], []))
     script = importlib.import_module(f"scripts.{program}")
-    words = ["--data", str(recordings), "--world_model", tiny_action_path(), "--out", str(recordings)]
+    words = ["--data", str(recordings), "--world_model", tiny_action_path(), "--out", str(recordings / "out")]
     words += ["--reward", f"{__name__}:FarEnough"] if program == "check_imagination" else []
     args = script.parser.parse_args(words)
     with pytest.raises(FarEnough):
