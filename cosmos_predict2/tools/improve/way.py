@@ -382,6 +382,8 @@ class _Way:
             f"{WATCH}.camera": self.options.camera,
             f"{WATCH}.limits.approx_kl.most": LARGEST_KL.get(self.chosen.policy, ""),
             "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",
+            # it has the bound of the gate, which was overruled
+            f"{WATCH}.limits.spread.only_warns": "true" if self.options.allow_unchecked else "",
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
         learnt_in = (phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card)
