@@ -76,15 +76,20 @@ def nearest_pairs(distance_N_N: Floats, truth_N: Bools, count: int) -> Bools:
 
 
 def mean(values: Any, seed: int = 0) -> Estimate:
-    """The mean of episodes, each of which is drawn anew. Of a share of them the interval is Wilson's: where all are
-    alike, all that are drawn anew are, too."""
+    """The mean of episodes, each of which is drawn anew. A share of them has Wilson's interval: where all are alike,
+    drawing them anew changes nothing."""
     value_N = as_floats(values)
     if (n := len(value_N)) and numpy.isin(value_N, (0, 1)).all():
-        p = float(value_N.mean())
-        middle, half = p + Z**2 / (2 * n), Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
-        low, high = (middle - half) / (1 + Z**2 / n), (middle + half) / (1 + Z**2 / n)
-        return Estimate(p, max(0.0, low), min(1.0, high), n)
+        share = float(value_N.mean())
+        return Estimate(share, *wilson(share, n, Z), n)
     return bootstrapped(lambda rows: float(value_N[rows].mean()), len(value_N), seed)
+
+
+def wilson(share: float, count: float, z: float) -> tuple[float, float]:
+    """Wilson's interval of a share of so many independent episodes, ``z`` deviations to either side."""
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def within_groups(imagined_G_M: Floats, true_G_M: Floats, seed: int = 0) -> Estimate:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_predict2.evaluation.metrics.agreement import wilson
 from cosmos_predict2.rl.envs.first_frames import whole_pictures
 from cosmos_predict2.rl.envs.replays import rested
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories, frames_of, repeated_steps, replayed
@@ -62,12 +63,8 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """The bounds of the true rate, in 95 of 100 cases."""
-        n, p = self.independent or self.episodes, self.rate
-        if not n:
-            return math.nan, math.nan
-        middle = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
-        half = Z / (1 + Z**2 / n) * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
-        return max(0.0, middle - half), min(1.0, middle + half)
+        count = self.independent or self.episodes
+        return wilson(self.rate, count, Z) if count else (math.nan, math.nan)
 
     def as_dict(self) -> dict[str, Any]:
         low, high = self.interval

@@ -112,7 +112,11 @@ class WayResults:
         """The starts of the truth, in words. Only those of gym: are without an end; named suites have few."""
         if (suite := self.options.suite).startswith(way.GYM):
             return f"by whose starts {what} chosen"
-        return "from other starts than the gate's, if the suite has so many" if ":" in suite else "as the gate's begin"
+        return (
+            "from other starts than the gate's, if the suite has so many"
+            if ":" in suite
+            else "from starts that the gate has, too"
+        )
 
     def left_out(self) -> set[str]:
         """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;

@@ -188,7 +188,7 @@ class GymTask:
 
     @property
     def _renderer(self) -> Any:
-        """What draws an environment of gymnasium on MuJoCo, with its model and data; others have none."""
+        """The renderer of an environment of gymnasium on MuJoCo, with its model and data; others have none."""
         return getattr(self._env.unwrapped, "mujoco_renderer", None)
 
     def _require_reproducible_starts(self) -> None:
