@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.replays import with_actions_of
     from cosmos_predict2.rl.imagined import check
-    from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
     from cosmos_predict2.rl.imagined.verdict import judge, require_known, table
     from cosmos_predict2.rl.policies.files import read_policy
     from cosmos_predict2.rl.rewards.resnet import read_reward
@@ -90,7 +89,6 @@ def run(args: argparse.Namespace) -> int:
     figures, films = check.replays(imagination, reward, episodes, seed)
     figures |= check.obedience(films, episodes, learnt, chunk)
     figures |= {"leaks": check.leaks(args.world_model, args.reward, split), "allowed": args.allow}
-    alone = ActionsAlone.of(source, split.train, ends) if args.suite or args.played else None
     by_policy: dict[str, dict[str, Any]] = {}
     for name, path in policies.items():
         found, policy_card = read_policy(path, options=options)
@@ -102,13 +100,13 @@ def run(args: argparse.Namespace) -> int:
             height = source.frames(0, source.camera(args.camera), [0]).shape[-2] // len(imagination.views)
             drawn = suites.size_of_recordings(args.suite, height)
             with closing(suites.find(args.suite, **drawn).env(check.AT_ONCE, policy)) as env:
-                one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, alone, fit)
+                one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, fit)
         by_policy[name] = one
     if args.played:
         played = with_actions_of(LeRobotSource.open(args.played), imagination)
         outcomes = recorded_outcomes(played, args.success_column, last=True)
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0, fit)
-        figures |= check.played_figures(imagination, reward, own, seed, alone)
+        figures |= check.played_figures(imagination, reward, own, seed)
     judged = judge(figures, by_policy, args.allow)
 
     places = {"world_model": args.world_model, "reward": args.reward, **policies}

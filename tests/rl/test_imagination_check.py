@@ -23,7 +23,7 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
-from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve
+from cosmos_predict2.evaluation.metrics.agreement import Estimate
 from cosmos_predict2.released import tiny_action_path, tiny_policy_path
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
@@ -32,7 +32,6 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
-from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
 from cosmos_predict2.rl.imagined.verdict import BOUNDS, TRY, WITHIN, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
@@ -111,9 +110,8 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     assert shown.startswith(good.verdict) and good.verdict != "no"
     assert good.figures["ends_imagined"]["value"] > 0.72 and good.figures["obedience"] > 0.4
     assert good.figures["played_ends"]["value"] > 0.72 and good.figures["played_episodes"] == FEW
-    assert good.figures["played_ends_by_actions"]["count"] == good.figures["played_ends"]["count"]
     of_policy = {name: one["value"] for name, one in good.figures["policy"].items() if isinstance(one, dict)}
-    assert of_policy["within_starts"] > 0.2 and 0 < of_policy["true_ends_by_actions"] < 1
+    assert of_policy["within_starts"] > 0.2
     assert 0 < of_policy["true_above_nothing"] <= of_policy["true_success"]
     assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)
     monkeypatch.setattr(imagination_check, "GROUPS", 2)
@@ -428,51 +426,6 @@ def test_recordings_are_not_imagined_by_a_world_model_that_begins_with_five_pict
     other: Any = SimpleNamespace(config=config, transform=tiny_imagination.transform, action_keys=None)
     with pytest.raises(ConfigError, match="5 at least"):
         with_actions_of(source, other)
-
-
-def episodes(count: int, seed: int) -> tuple[list[torch.Tensor], numpy.ndarray]:
-    """Motions of other lengths; those succeed that end on the right, wherever they were before."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(6, 10, (count,), generator=generator).tolist()
-    actions = [torch.randn(length, 2, generator=generator) for length in lengths]
-    return actions, numpy.array([float(rows[:, 0].sum()) > 0 for rows in actions])
-
-
-def test_success_is_told_by_actions_that_decide_it_and_only_by_them() -> None:
-    (learnt, success), (others, truth) = episodes(200, 0), episodes(100, 1)
-    alone = ActionsAlone(learnt, success)
-    assert area_under_curve(alone(others), truth).value > 0.85
-    shuffled = [numpy.random.default_rng(seed).permutation(success) for seed in range(20)]
-    areas = [area_under_curve(ActionsAlone(learnt, drawn)(others), truth).value for drawn in shuffled]
-    assert abs(numpy.mean(areas) - 0.5) < 0.1
-    scaled = ActionsAlone([100 * rows - 7 for rows in learnt], success)([100 * rows - 7 for rows in others])
-    assert area_under_curve(scaled, truth).value > 0.85, "units do not count"
-    far = [torch.full((8, 2), 1e3)]
-    assert math.isclose(alone(far)[0], success.mean(), abs_tol=1e-6), "where nothing is known it is their mean"
-
-
-def test_actions_alone_need_known_outcomes_and_all_numbers_of_an_action(few: Path) -> None:
-    source = LeRobotSource.open(few)
-    with pytest.raises(DataError, match="no recording to learn from has an action and a known outcome"):
-        ActionsAlone.of(source, range(len(source)), [None] * len(source))
-    found = ActionsAlone.of(source, range(len(source)), [i % 2 == 0 for i in range(len(source))])
-    with pytest.raises(ConfigError, match=r"actions of 4 numbers, but these have 3: .*--action_keys"):
-        found([torch.zeros(4, 3)])
-
-
-def test_an_imagination_that_actions_alone_equal_is_named_and_one_that_they_beat_is_no_go() -> None:
-    figures = {"episodes": 40, "successes": 20, "recall_imagined": 0.5, WITHIN: 0.5}
-    for imagined, is_named in ((0.71, True), (0.75, False)):
-        found = {"true_ends": Estimate(imagined), "true_ends_by_actions": Estimate(0.72)}
-        warnings = judge(figures, {"policy": found}).warnings
-        assert any("the actions alone" in text for text in warnings) is is_named
-    for low, expected in ((0.83, "doubtful"), (0.81, "go")):
-        found = {"played_ends": Estimate(0.76, 0.71, 0.82), "played_ends_by_actions": Estimate(0.86, low, 0.90)}
-        judged = judge(figures, {"policy": found})
-        assert judge(figures, {"policy": found}, ["played_ends"]).verdict == "go", "it was allowed"
-        assert judged.verdict == expected and (judged.warnings == ()) is (expected == "doubtful")
-    found = {"true_ends": Estimate(0.3, 0.2, 0.4), "true_ends_by_actions": Estimate(0.8, 0.7, 0.9)}
-    assert any("predicted better from the actions alone" in text for text in judge(figures, {"": found}).reasons)
 
 
 def test_pictures_without_their_gripper_are_near_to_recordings_and_are_known_all_the_same() -> None:

@@ -37,8 +37,6 @@ from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv, require_inputs
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Starts, Trajectories
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-from cosmos_predict2.rl.imagined.actions_alone import ActionsAlone
-from cosmos_predict2.rl.imagined.verdict import BY_ACTIONS
 from cosmos_predict2.rl.interfaces import FrameReward, VecEnv
 from cosmos_predict2.rl.policies.null import LEAST_RECORDINGS, NullPolicy, are_motions, doing_nothing
 from cosmos_predict2.rl.rewards.resnet import KEY
@@ -409,7 +407,6 @@ def played_figures(
     reward: FrameReward,
     played: OutcomeEpisodes,
     seed: int = 0,
-    alone: ActionsAlone | None = None,
 ) -> Figures:
     """Episodes that the policy really played: their actions imagined, against what truly happened."""
     ends, _ = imagined_ends(imagination, played.first_E_H_W_C, played.actions, seed)
@@ -418,9 +415,6 @@ def played_figures(
     figures["played_imagined_success"] = judged.mean()
     if 0 < int(played.success_E.sum()) < len(played):
         figures["played_ends"] = area_under_curve(value, played.success_E, seed=seed)
-        if alone:
-            by_actions = alone(played.actions)
-            figures[f"played_ends{BY_ACTIONS}"] = area_under_curve(by_actions, played.success_E, seed=seed)
         seen, _ = judge(reward, played.last_E_H_W_C, played.tasks)
         figures["played_ends_true"] = area_under_curve(seen, played.success_E, seed=seed)
         figures["played_near_starts"] = near_starts(value, played, seed)
@@ -434,7 +428,6 @@ def true_attempts(
     reward: FrameReward,
     learnt: OutcomeEpisodes,
     seed: int = 0,
-    alone: ActionsAlone | None = None,
     fit: Fit | None = None,
 ) -> Figures:
     """Sampled attempts of the policy in the true environment, their actions imagined from the same pictures: the
@@ -449,14 +442,13 @@ def true_attempts(
     played = attempts(policy, env, starts, MEMBERS)
     executed = played.executed_M_E_A.transpose(0, 1)
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
-    values = {BY_ACTIONS: alone(actions)} if alone else {}
     length = max(len(rows) for rows in actions)  # where the environment ends on success, the robot rests
     has_motions = are_motions(learnt.actions_N_D)
     actions = [rested(rows, length, has_motions) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
     pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
     tasks = [text for text in first.task_description for _ in range(MEMBERS)]
-    values = {"": judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)[0], **values}
+    value, _ = judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)
     truth = played.success_E.numpy()
     last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
     nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)
@@ -473,10 +465,8 @@ def true_attempts(
     figures["success_lost"] = agreement.mean(ever_G.astype(float) - likeliest_G, seed)
     nearness_G_M = nearness.reshape(TRUE_GROUPS, MEMBERS)
     start_N = numpy.repeat(numpy.arange(TRUE_GROUPS), MEMBERS)
-    for end, found in values.items():
-        within = within_groups(found.reshape(TRUE_GROUPS, MEMBERS), nearness_G_M, seed)
-        both = 0 < truth.sum() < len(truth)
-        area = area_under_curve(found, truth, seed=seed, group_N=start_N) if both else Estimate(math.nan)
-        figures[f"true_ends{end}"] = area
-        figures[f"within_starts{end}"] = within if within.count >= LEAST_VARIED else Estimate(math.nan)
+    within = within_groups(value.reshape(TRUE_GROUPS, MEMBERS), nearness_G_M, seed)
+    both = 0 < truth.sum() < len(truth)
+    figures["true_ends"] = area_under_curve(value, truth, seed=seed, group_N=start_N) if both else Estimate(math.nan)
+    figures["within_starts"] = within if within.count >= LEAST_VARIED else Estimate(math.nan)
     return figures

@@ -18,7 +18,6 @@ LEAST_EPISODES = 8  # held-out ones of either outcome: with fewer the area under
 LEAST_PLAYED = 20
 MOST_FALSE, MOST_NOTHING = 0.3, 0.12  # where success was paid at .35 and .13, the true one fell to 0
 MOST_VALUED = 0.9  # of its greedy episodes: at .93 learning left .855 at .850, at .45 it took .380 to .490
-BY_ACTIONS = "_by_actions"  # the end of the name of a figure that `ActionsAlone` has in place of imagination
 GO, DOUBTFUL, NO = "go", "doubtful", "no"
 
 DATA = "record {times} times as many episodes, failures and successes: {needed} of either outcome must be held out"
@@ -215,11 +214,7 @@ def judge(
         reasons.append(UNSEEN)
         if verdict == GO:
             verdict, next_step = "doubtful", TRY
-    if beaten := [text for _, group in groups for text, is_clear in _beaten(group, allowed) if is_clear]:
-        reasons += beaten
-        if verdict == GO:
-            verdict, next_step = "doubtful", WORLD
-    warnings = tuple(text for _, group in groups for text in _warnings(group, allowed))
+    warnings = tuple(text for _, group in groups for text in _warnings(group))
     return ImaginationVerdict(verdict, tuple(reasons), next_step, lines, warnings)
 
 
@@ -241,7 +236,7 @@ def lines_of(policy: str, figures: Mapping[str, Any], allowed: Collection[str] =
             yield Line(bound, text, shown, verdict, bound.name in allowed, verdict != bound.judged(value, value))
 
 
-def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[str]:
+def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
     """Sentences on what does not decide."""
     paid, played = figures.get("noise_is_paid"), figures.get("played_episodes")
     false, nothing = figures.get("false_success_imagined", 0.0), figures.get("nothing_success", 0.0)
@@ -269,29 +264,12 @@ def _warnings(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[
     explained = figures.get("explained")
     if isinstance(explained, Estimate) and explained.low <= 0 and "true_above_nothing" in figures:
         yield (f"the clone explains {explained.as_text()} of held-out actions, as one does that sees nothing: {CLONE}")
-    yield from (text for text, is_clear in _beaten(figures, allowed) if not is_clear)
     first, last = (figures.get(name, math.nan) for name in ("obedience", "obedience_last"))
     if last < first / 2:
         yield (
             f"of the actions that true pictures show, imagined ones show {last:.2f} in the last chunk and {first:.2f}"
             " in the first: shorter episodes, or starts nearer to contact, are imagined better"
         )
-
-
-def _beaten(figures: Mapping[str, Any], allowed: Collection[str]) -> Iterator[tuple[str, bool]]:
-    """Sentences on attempts that the actions alone judge as well as imagination does; true where they do it better,
-    with intervals that do not touch, of a figure that is not allowed: a "go" becomes doubtful by it."""
-    for name in ("true_ends", "played_ends"):
-        imagined, alone = figures.get(name), figures.get(f"{name}{BY_ACTIONS}")
-        if imagined and alone and imagined.value <= alone.value:
-            is_clear = name not in allowed and imagined.high < alone.low
-            how, beside = ("better", "than") if is_clear else ("as well", "as")
-            text = (
-                f"success of its attempts is predicted {how} from the actions alone, without any picture"
-                f" ({alone.as_text()}, learnt from the recordings), {beside} it is imagined ({imagined.as_text()}):"
-                " this imagination adds nothing there; train the world model longer, or on episodes of the policy"
-            )
-            yield text, is_clear
 
 
 def table(lines: Sequence[Line]) -> str:
