@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 FILE, FIGURES, PICTURE = "reward_model.safetensors", "quality.json", "reliability.svg"
 _MARGIN = 1.2  # above the recall that the measured half must have: it is found on the other half
+LEAST_RECALL = 0.5  # of the successes on true pictures, by the threshold
 SIZES = {"tiny": (16, 16, 32, 32, 64), "published": (64, 64, 128, 256, 512)}
 
 _EPILOG = """\
@@ -51,7 +52,8 @@ add("--precision", type=float, default=0.98, help="share of judged successes tha
 below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
 none = "0.8; with a world model 0, the area of ends decides"
 add("--least_precision", type=float, default=None, help=below.format(none))
-add("--least_recall", type=float, default=0.5, help=below.format(0.5))
+of_true = f"{LEAST_RECALL}, of imagined pictures none: the area of ends decides"
+add("--least_recall", type=float, default=None, help=below.format(of_true))
 least_area = "area under the curve of ends, likewise (default: more than chance gives; 0: any)"
 add("--least_area", type=float, default=None, metavar="AREA", help=least_area)
 command_line.common(add, "overwrite", "seed", "device")
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
     losses = success_training.train(model, pictures, options, args.seed, device)
     scales = success_training.scale_to(model, LabelledPictures.joined(list(shown.calibrating.values())))
     kinds = [*shown.calibrating.values(), *shown.calibrating_ends]
-    recall = min(1.0, _MARGIN * args.least_recall)
+    recall = min(1.0, _MARGIN * (LEAST_RECALL if args.least_recall is None else args.least_recall))
     threshold = success_training.middle_threshold(model, kinds, args.precision, recall)
     if not threshold.is_precise:
         asked = f"--precision {args.precision:g} and a recall of {recall:g} (--least_recall and a fifth)"
@@ -158,6 +160,8 @@ def _problem(args: argparse.Namespace, qualities: Mapping[str, Any], ends: Mappi
     for kind, quality in qualities.items():
         for name in ("precision", "recall"):
             least, share = getattr(args, f"least_{name}"), getattr(quality, name)
+            if least is None:
+                least = 0 if kind == OUTCOME else LEAST_RECALL
             if least and not share >= least:
                 cure = "Train longer (--steps), on more episodes with success, or with another --precision."
                 cure = _LIMITED_BY if kind == OUTCOME else cure

@@ -191,6 +191,12 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     assert any("attempts from one start" in reason for reason in judged.reasons)
 
 
+@pytest.mark.parametrize(("recall", "is_noted"), [(0.45, True), (0.5, False)])
+def test_a_threshold_that_finds_few_imagined_successes_is_noted(recall: float, is_noted: bool) -> None:
+    notes = judge({**figures(), "recall_imagined": recall}).warnings
+    assert any(f"success at {recall:.2f} of imagined successes" in text for text in notes) is is_noted
+
+
 @pytest.mark.slow
 def test_the_gate_knows_nothing_of_the_toy_world(few: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from imaginaire.errors import ConfigError, near
 LEAST_EPISODES = 8  # held-out ones of either outcome: with fewer the area under the curve is uncertain by .2 and more
 LEAST_PLAYED = 20
 MOST_FALSE, MOST_NOTHING = 0.3, 0.12  # where success was paid at .35 and .13, the true one fell to 0
+LEAST_FOUND = 0.5  # of imagined successes by the threshold
 MOST_VALUED = 0.9  # of its greedy episodes: at .93 learning left .855 at .850, at .45 it took .380 to .490
 GO, DOUBTFUL, NO = "go", "doubtful", "no"
 
@@ -240,10 +241,11 @@ def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
     """Sentences on what does not decide."""
     paid, played = figures.get("noise_is_paid"), figures.get("played_episodes")
     false, nothing = figures.get("false_success_imagined", 0.0), figures.get("nothing_success", 0.0)
-    if false > MOST_FALSE or nothing > MOST_NOTHING:
+    found = figures.get("recall_imagined", 1.0)
+    if false > MOST_FALSE or nothing > MOST_NOTHING or found < LEAST_FOUND:
         yield (
-            f"by its threshold the reward sees success at {false:.2f} of imagined failures and {nothing:.2f} of doing"
-            f" nothing (recall {figures['recall_imagined']:.2f}): pay its value and not success (scoring.sparse=false),"
+            f"by its threshold the reward sees success at {found:.2f} of imagined successes, {false:.2f} of imagined"
+            f" failures and {nothing:.2f} of doing nothing: pay its value and not success (scoring.sparse=false),"
             " and do not believe imagined success"
         )
     if paid is not None and paid.low > 0:

@@ -20,6 +20,7 @@ from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, 
 from cosmos_predict2.rl.rewards import success_training
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
 from cosmos_predict2.rl.rewards.success_training import (
+    OUTCOME,
     LabelledPictures,
     TrainingOptions,
     augmented,
@@ -407,10 +408,17 @@ def test_the_command_calibrates_and_measures(recordings: Path, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("precision", "recall", "named"),
-    [(0.98, 0.014, "recall 0.014"), (0.4, 0.9, "precision 0.400"), (math.nan, 0.0, "precision nan"), (0.9, 0.6, "")],
+    ("kind", "precision", "recall", "named"),
+    [
+        ("held out", 0.98, 0.014, "recall 0.014"),
+        ("held out", 0.4, 0.9, "precision 0.400"),
+        ("held out", math.nan, 0.0, "precision nan"),
+        ("held out", 0.9, 0.6, ""),
+        (OUTCOME, 0.9, 0.45, ""),  # its value is paid, which the area of ends judges
+    ],
 )
 def test_a_reward_model_that_finds_few_successes_is_not_written(
+    kind: str,
     precision: float,
     recall: float,
     named: str,
@@ -423,7 +431,7 @@ def test_a_reward_model_that_finds_few_successes_is_not_written(
 
     monkeypatch.setattr(success_training, "measure", measured)
     parts = [replace(part, progress_N=part.success_N.float()) for part in (squares(12, seed) for seed in range(3))]
-    made = lambda args, device: train_reward_model._Shown(parts[:1], {"held out": parts[1]}, {"held out": parts[2]})  # noqa: E731
+    made = lambda args, device: train_reward_model._Shown(parts[:1], {kind: parts[1]}, {kind: parts[2]})  # noqa: E731
     monkeypatch.setattr(train_reward_model, "_pictures", made)
     asked, find = [], middle_threshold
     monkeypatch.setattr(success_training, "middle_threshold", lambda *of: asked.append(of[-1]) or find(*of))
