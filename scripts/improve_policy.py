@@ -43,7 +43,7 @@ phases = "more of them, with --suite: 100 true episodes of the policy, and the w
 add("--phases", type=command_line.at_least(0, 20), default=0, help=phases)
 add("--seed", type=command_line.at_least(0), default=0, help="of all that is drawn")
 add("--allow_unchecked", action="store_true", help="go on also where the recordings have faults or the gate says no")
-add("--dryrun", action="store_true", help="print the commands, and start none")
+add("--dryrun", action="store_true", help="look at what is given, and print the commands")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -45,18 +45,7 @@ MOST_BEYOND = 0.01  # share of numbers beyond -1 and 1 that clipping may explain
 
 def improve(options: Options) -> WayVerdict:
     """Go as far as the gate lets; the verdict of what there is then."""
-    for policy in options.policies:
-        if policy not in POLICIES:
-            cloneable(policy)
-    recorded = look(options)
-    if recorded.num_actions < CHUNK:
-        why = f"has {recorded.num_actions + 1} frames, and a world model learns from windows of {CHUNK + 1}"
-        raise DataError(f"{options.data}: the longest episode {why}. Record longer ones, or more frames per second.")
-    for policy in options.policies:
-        if policy not in POLICIES:
-            require_policy(policy, options)
-    if options.suite:
-        require_suite(options, recorded)
+    recorded = looked_at(options)
     with Runner(options.out, steps_of(options, recorded)) as runner:
         done = 0
         while done < len(runner.steps):
@@ -85,6 +74,23 @@ def improve(options: Options) -> WayVerdict:
     return found
 
 
+def looked_at(options: Options) -> RecordedSizes:
+    """What the recordings decide, once they, the policies and the suite are seen to fit each other."""
+    for policy in options.policies:
+        if policy not in POLICIES:
+            cloneable(policy)
+    recorded = look(options)
+    if recorded.num_actions < CHUNK:
+        why = f"has {recorded.num_actions + 1} frames, and a world model learns from windows of {CHUNK + 1}"
+        raise DataError(f"{options.data}: the longest episode {why}. Record longer ones, or more frames per second.")
+    for policy in options.policies:
+        if policy not in POLICIES:
+            require_policy(policy, options)
+    if options.suite:
+        require_suite(options, recorded)
+    return recorded
+
+
 def keep(phase: Phase, policy: Path) -> None:
     if digest(phase.result) != digest(policy):
         shutil.rmtree(phase.result, ignore_errors=True)
@@ -93,7 +99,7 @@ def keep(phase: Phase, policy: Path) -> None:
 
 def commands(options: Options) -> list[str]:
     """The commands that would be started, as a user would type them."""
-    steps = steps_of(options, look(options))
+    steps = steps_of(options, looked_at(options))
     runner = Runner(options.out, steps)
     return [runner.command(step) for step in steps]
 

@@ -118,8 +118,9 @@ class Unregistered(torch.nn.Module):
     ],
 )
 def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: Path, policy: str, fault: str) -> None:
-    with pytest.raises(ConfigError, match=fault):
-        ways.improve(Options(data=Path("datasets/dot"), out=robot / "none", policies=("pi05", policy)))
+    for go in (ways.improve, ways.commands):
+        with pytest.raises(ConfigError, match=fault):
+            go(Options(data=Path("datasets/dot"), out=robot / "none", policies=("pi05", policy)))
     assert not (robot / "none").exists()
 
 
@@ -161,8 +162,9 @@ def test_a_policy_of_another_width_is_refused_before_anything_is_trained(tmp_pat
         writer.add(Recording({"action": torch.zeros(14, 4).numpy()}, {"top": pictures}, "go"))
     writer.finish()
     options = Options(data=tmp_path / "data", out=tmp_path / "out", policies=("pi05", f"{__name__}:Wide"))
-    with pytest.raises(ConfigError, match=r"Wide decides on 7 numbers per action, the recordings have 4\. Let its con"):
-        ways.improve(options)
+    for go in (ways.improve, ways.commands):
+        with pytest.raises(ConfigError, match=r"Wide decides on 7 numbers per action, the recordings have 4\. Let its c"):
+            go(options)
     assert not options.out.exists()
     ways.require_policy("cosmos_predict2.rl.policies.toy:ToyPolicy", options)
 
