@@ -10,7 +10,7 @@ import pytest
 from cosmos_predict2.configs.rl.experiment import policy_simulators
 from imaginaire.config import registry
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_config import to_yaml
+from imaginaire.config.lazy_config import instantiate, to_yaml
 
 SUITES = policy_simulators.NUM_TASKS
 NAMES = [f"vla_{a}_{p}_{s}" for a in ("grpo", "dapo") for p in policy_simulators.POLICIES for s in SUITES]
@@ -42,6 +42,13 @@ def test_so_many_decisions_pass_the_policy_together_as_fit(name: str) -> None:
     if "pi05" in name:
         method = next((each for each in ("flow_cps", "flow_noise") if each in name), "flow_sde")
         assert model.policy.noise_method == method and model.rl.dual_clip == 3.0
+
+
+@pytest.mark.parametrize("name", ["vla_grpo_recordings_conv", "vla_grpo_recordings", "vla_grpo_suite_pi05"])
+def test_the_first_steps_of_a_clone_are_small(name: str) -> None:
+    """Adam's first step moves each weight by the whole rate, which took a clone out of what can be trusted."""
+    schedule = instantiate(compose(CONFIG, [f"experiment={name}", "ckpt_type=dummy"]).scheduler)
+    assert [schedule(n) for n in (0, 5, 10, 79)] == pytest.approx([0.1, 0.55, 1, 1])
 
 
 def test_a_refined_policy_is_watched_by_the_recordings_of_its_world_models_run(tmp_path: Path) -> None:

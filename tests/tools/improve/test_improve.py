@@ -163,7 +163,7 @@ def test_a_policy_of_another_width_is_refused_before_anything_is_trained(tmp_pat
     writer.finish()
     options = Options(data=tmp_path / "data", out=tmp_path / "out", policies=("pi05", f"{__name__}:Wide"))
     for go in (ways.improve, ways.commands):
-        with pytest.raises(ConfigError, match=r"Wide decides on 7 numbers per action, the recordings have 4\. Let its c"):
+        with pytest.raises(ConfigError, match=r"Wide decides on 7 numbers per action, .* have 4\. Let its con"):
             go(options)
     assert not options.out.exists()
     ways.require_policy("cosmos_predict2.rl.policies.toy:ToyPolicy", options)

@@ -9,7 +9,7 @@ actions are read from the file of starts; nothing is set for a robot.
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, seeing_policy
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import WARM_UP, learning, seeing_policy
 from cosmos_predict2.configs.rl.imagination import imagination_of, training_data_of, world_model_of
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -60,7 +60,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         loss=PolicyLossConfig(ratio_level="chunk"),
     )
     policy = seeing_policy(label, "outputs/my_policy")
-    run = learning(
+    return learning(
         name,
         VLAGRPOConfig(policy=policy, env=env, card="outputs/my_card.json", rl=rl),
         starts("train", GROUPS),
@@ -68,12 +68,12 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         length=EXPERIENCES * MINIBATCHES,
         every=EVERY * MINIBATCHES,
         log=MINIBATCHES,
+        rate=RATES.get(label, LEARNING_RATE),
+        warm_up=WARM_UP,
         run_validation=True,
         distributed_parallelism="ddp",
         callbacks=dict(imagination_watch=watch(LARGEST_KL.get(label, 0.06))),
     )
-    run["optimizer"]["lr"] = RATES.get(label, LEARNING_RATE)
-    return run
 
 
 def watch(largest_kl: float) -> Any:

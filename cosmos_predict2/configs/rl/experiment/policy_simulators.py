@@ -21,7 +21,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, seeing_policy, starts
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import WARM_UP, learning, seeing_policy, starts
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
@@ -185,10 +185,9 @@ def in_suite(name: str, label: str) -> dict[str, Any]:
     learnt = L(ResumableLoader)(dataset=L(EpisodeStarts)(num=100_000, first=LEARNT_FROM), batch_size=24, shuffle=True)
     data = learnt, starts(HELD_OUT, HELD_OUT, shuffle=False)
     config = VLAGRPOConfig(policy=seeing_policy(label, "outputs/my_policy"), env="gym:my_robot:MyRobot-v0", rl=rl)
-    numbers = dict(length=EXPERIENCES * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
-    run = learning(name, config, *data, **numbers, run_validation=True, distributed_parallelism="ddp")
-    run["optimizer"]["lr"] = RATES.get(label, 3e-4)
-    return run
+    numbers: dict[str, Any] = dict(length=EXPERIENCES * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
+    numbers |= dict(rate=RATES.get(label, 3e-4), warm_up=WARM_UP)
+    return learning(name, config, *data, **numbers, run_validation=True, distributed_parallelism="ddp")
 
 
 for label, suffix in (("openvla_oft", ""), ("pi05", "_pi05"), ("conv", "_conv")):
