@@ -94,11 +94,13 @@ class Writer:
         """The next episode: its videos and its table, where they are not there yet."""
         number = len(self._lengths)
         lengths = {name: len(values) for name, values in recording.columns.items()}
+        lengths |= {camera: video.shape[1] for camera, video in recording.videos.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise DataError(
-                f"{self.root}: episode {number} has columns of unequal lengths: {found}. A row is a moment, so give as"
-                " many of each; the action of the last picture may be the one before again."
+                f"{self.root}: episode {number} has columns and pictures of unequal lengths: {found}. A row is a moment"
+                " with its picture, so give as many of each; the action of the last picture may be the one before"
+                " again."
             )
         task = self._tasks.setdefault(recording.task, len(self._tasks))
         columns = {}

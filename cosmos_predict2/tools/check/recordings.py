@@ -35,7 +35,7 @@ from imaginaire.findings import Finding
 POSE_NAMES = ("dx (m)", "dy (m)", "dz (m)", "droll", "dpitch", "dyaw", "gripper")
 MOST_RECORDINGS = 2000  # of Bridge's layout that statistics are computed of, evenly spread
 ROUNDING = 1e-9
-SPARE = 0.05  # of a video's frames may be behind the last row: cameras are stopped after the robot
+SPARE = 0.05  # of a video of another rate than the table's may be behind the last row: its camera stops by itself
 OF_OWN = "dataloader_train=bridge_json_train (or dataloader_train.dataset.action_transform=statistics)"
 LEAST_SEEN, MOST_SEEN = 0.1, 10.0  # of what a network sees of usual differences
 FARTHEST = 0.5  # metres from one frame to the next that an arm hardly moves
@@ -266,9 +266,12 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
                 yield fault(source.file_of(i, camera), "index", str(error))
                 continue
             if (problem := source.length_problem(i, camera, clip, facts.num_frames)) is not None:
-                yield fault(facts.path, "too_short", problem)
-            needed = lengths[i] * max(1.0, source.info.video_fps(camera) / source.info.fps)
-            if clip.seconds is None and facts.num_frames > needed * (1 + SPARE) + 1:  # a file for each episode
+                cure = "Record the episode again, remove it, or cut the rows that have no frame."
+                yield fault(facts.path, "too_short", f"{problem} {cure}")
+            rate = max(1.0, source.info.video_fps(camera) / source.info.fps)
+            most = lengths[i] if rate == 1 else lengths[i] * rate * (1 + SPARE) + 1
+            if clip.seconds is None and facts.num_frames > most:  # a file for each episode
                 message = f"{facts.path} has {facts.num_frames} frames, but {source.name(i)} has {lengths[i]} rows of"
-                message += f" actions, which are of {needed:g} frames. Which are they? Cut the video, or add the rows."
+                message += f" actions, which are of {lengths[i] * rate:g} frames. Cut the frames that have no row, or"
+                message += " add rows: that of a last picture may have the action before it again."
                 yield fault(facts.path, "too_long", message)

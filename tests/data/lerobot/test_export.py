@@ -59,8 +59,10 @@ def test_episodes_are_added_to_a_copy_of_what_another_program_wrote(
     turned = {key: film.transpose(-1, -2) for key, film in films.items()}
     with pytest.raises(DataError, match="the same columns and cameras"):
         writer.add(Recording(columns, turned, "height and width exchanged"))
-    with pytest.raises(DataError, match=r"episode 3 has columns of unequal lengths: .*action \d+"):
+    with pytest.raises(DataError, match=r"episode 3 has columns and pictures of unequal lengths: .*action \d+"):
         writer.add(Recording(columns | {"action": columns["action"][:-1]}, films, "the last action left out"))
+    with pytest.raises(DataError, match=rf"unequal lengths: .*{FRONT} {LENGTHS[1] - 1}"):
+        writer.add(Recording(columns, films | {FRONT: films[FRONT][:, :-1]}, "the last picture left out"))
     writer.add(Recording(columns, films, "again"))
     writer.finish()
     after = LeRobotSource.open(out)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from cosmos_predict2.data.lerobot.info import read_info
-from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.data.lerobot.writer import VIDEO_PATH, Recording, Writer
+from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.tools.check.episodes import CheckedEpisode, small_grey
 from tests.data.sources_lerobot import change_json
 
@@ -301,10 +302,14 @@ def names_of(made: RobotSet, column: str) -> list[str]:
 def write(made: RobotSet, folder: Path, name: str = "") -> Path:
     """A LeRobot data set of it; two faults are of files and are planted here."""
     writer = Writer(folder, made.fps, "made up")
-    for columns, videos in zip(made.columns, made.videos):
+    for i, (columns, videos) in enumerate(zip(made.columns, made.videos)):
         films = {camera: torch.from_numpy(one).permute(3, 0, 1, 2) for camera, one in videos.items()}
-        if name == "fewer_rows_than_frames":
-            columns = {key: values[:-6] for key, values in columns.items()}
+        if name == "fewer_rows_than_frames":  # the writer keeps files that are there
+            for camera, film in films.items():
+                place = VIDEO_PATH.format(episode_chunk=0, episode_index=i, video_key=camera)
+                write_video(folder / place, film, made.fps)
+            columns = {key: values[:-1] for key, values in columns.items()}
+            films = {camera: film[:, :-1] for camera, film in films.items()}
         writer.add(Recording(columns, films, "push"))
     writer.finish()
     features = dict(read_info(folder).features)

@@ -468,9 +468,14 @@ def test_rates_that_contradict_each_other_and_constant_numbers_are_told(robot: P
         (_remove(f"videos/chunk-000/{made.FRONT}/episode_000001.mp4"), "missing_file", "the index of"),
         (_bytes(f"videos/chunk-000/{made.FRONT}/episode_000001.mp4", b"x"), "unreadable", "episode_000001.mp4"),
         (
-            lambda f: _video(f / f"videos/chunk-000/{made.FRONT}/episode_000002.mp4", num_frames=6),
+            lambda f: _video(f / f"videos/chunk-000/{made.FRONT}/episode_000002.mp4", num_frames=8),
             "too_short",
-            "has 6 frames, but the 9 of episode_000002 end at frame 9",
+            "has 8 frames, but the 9 of episode_000002 end at frame 9. Record the episode again",
+        ),
+        (
+            lambda f: _video(f / f"videos/chunk-000/{made.FRONT}/episode_000002.mp4", num_frames=10),
+            "too_long",
+            "has 10 frames, but episode_000002 has 9 rows",
         ),
         (
             lambda f: _video(f / f"videos/chunk-000/{made.FRONT}/episode_000000.mp4", num_frames=20, fps=30),
