@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
@@ -32,19 +33,35 @@ add("--save_path", type=command_line.file_to_write, metavar="FILE", help="a .png
 
 
 def run(args: argparse.Namespace) -> int:
+    from cosmos_predict2.rl.envs.simulators.workers import WorkerError
+    from cosmos_predict2.rl.interfaces import ContractError
+    from imaginaire.errors import ConfigError
+
+    try:
+        return look(args)
+    except (ContractError, WorkerError) as error:
+        found = error if isinstance(error, WorkerError) else error.__cause__
+        if not isinstance(found, WorkerError):
+            print(f"broken rule: {error}")
+            return 1
+        what, _, traceback = str(found).partition("\n")
+        cure = "Mend it, or end the episode there (terminated): elsewhere such an episode is lost"
+        raise ConfigError(f"{args.suite}: {what.rstrip('.')}. {cure}.\n{traceback}") from found
+
+
+def look(args: argparse.Namespace) -> int:
+    """The exit code after all that is printed; raises the first exception of the environment, or for a broken rule."""
     import torch
 
     from cosmos_predict2.data.video import media
     from cosmos_predict2.rl.envs import suites
     from cosmos_predict2.rl.envs.contract import RULES, check_environment
-    from cosmos_predict2.rl.interfaces import ContractError
     from cosmos_predict2.tools.check.classic_faults import ELSEWHERE, JUMP_ROWS, begins_elsewhere
     from cosmos_predict2.tools.check.episodes import small_grey
 
     place = suites.find(args.suite)
-    actor = SimpleNamespace(action_dim=None, chunk=1, sentences=())  # of any width
     films, start_s, action_s, num_actions, successes = [], 0.0, 0.0, 0, 0
-    with closing(place.env(1, actor)) as env:
+    with closing(built(place, 1, chunk=1)) as env:
         about = env.metadata
         low, high = (torch.as_tensor(about.get(f"action_{end}", one)) for end, one in (("low", -1.0), ("high", 1.0)))
         for trial in range(EPISODES):
@@ -77,13 +94,17 @@ def run(args: argparse.Namespace) -> int:
     if args.save_path:
         media.write_image(args.save_path, media.contact_sheet(films, [f"start {i}" for i in range(EPISODES)]))
         print(f"  look      {args.save_path}")
-    try:
-        check_environment(place.env(PLACES, SimpleNamespace(action_dim=None, chunk=2, sentences=())))
-    except ContractError as error:
-        print(f"broken rule: {error}")
-        return 1
+    check_environment(built(place, PLACES, chunk=2))
     print(f"keeps all {len(RULES)} rules")
     return int(different == 1)
+
+
+def built(place: Any, num_envs: int, chunk: int) -> Any:
+    """An environment for actions of any width, whose first exception is raised here."""
+    env = place.env(num_envs, SimpleNamespace(action_dim=None, chunk=chunk, sentences=()))
+    if hasattr(env, "max_deaths"):  # of workers, which otherwise go on without an episode or two
+        env.max_deaths = 0
+    return env
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ class Point(gymnasium.Env[Any, Any]):
         info: dict[str, Any] = {"is_success": numpy.float32(is_near)}
         if self.kind in ("silent", "terminates") or (self.kind == "late" and not self._is_last()):
             info = {}
+        if self.kind == "words":
+            info = {"is_success": "yes" if is_near else "no"}
         if self.kind == "late" and info:
             info = {"is_success": numpy.array([is_near])}
         return self._observed(), -distance, self.is_over, False, info

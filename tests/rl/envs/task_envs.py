@@ -95,3 +95,17 @@ class TellingTask(ToyTask):
     def _observed(self) -> dict[str, Any]:
         told = [self.seed, int(os.environ["NUMBER"])]
         return {**super()._observed(), "state": numpy.array(told, dtype=numpy.float32)}
+
+
+class Stuck(ToyTask):
+    """An environment whose code is wrong from the second step of an episode on."""
+
+    def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
+        self.num_steps = 0
+        return super().reset(task_id, trial_id, seed)
+
+    def step(self, action: NDArray[Any]) -> tuple[dict[str, Any], float, bool]:
+        self.num_steps += 1
+        if self.num_steps > 1:
+            raise RuntimeError("motor 3 does not answer")
+        return super().step(action)

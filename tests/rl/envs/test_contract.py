@@ -257,6 +257,13 @@ def test_equal_starts_and_broken_rules_are_an_exit_code(capsys: pytest.CaptureFi
     assert ". Actions beyond their bounds are as those at them; those that are not finite" in shown, "the rule itself"
 
 
+def test_an_exception_of_an_environment_is_named_by_its_class_and_method(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rollout goes on without the episode, which the first rule on ends would be blamed for here."""
+    assert looked_at("tests.rl.envs.task_envs:Stuck") == 2
+    told = capsys.readouterr()
+    assert r"RuntimeError: motor 3 does not answer (Stuck.step). Mend it" in told.err and not told.out
+
+
 @pytest.mark.slow
 def test_bounds_of_an_environment_are_shown_beside_those_of_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
     suite = "gym:tests.rl.envs.gym_worlds:OurPoint-v0?kind=absolute&image_size=24"

@@ -177,6 +177,8 @@ def test_success_is_what_info_the_end_or_the_reward_say() -> None:
 
 
 def test_success_that_info_has_at_the_end_alone_is_an_array_of_one() -> None:
+    with pytest.raises(ConfigError, match=r"info\['is_success'\] of a step is 'no'; True or False is expected"):
+        played(kind="words")
     one = task(kind="late")
     one.reset(0, 0, 0)
     point = one._env.unwrapped

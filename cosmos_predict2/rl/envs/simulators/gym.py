@@ -153,7 +153,14 @@ class GymTask:
             return terminated
         if found := _THRESHOLD.fullmatch(self._success):
             return (reward if found[1] == "reward" else self._return) >= float(found[2])
-        return bool(numpy.any(numpy.asarray(info.get(self._success, False), dtype=numpy.float64) > 0.5))
+        found = info.get(self._success, False)
+        try:
+            return bool(numpy.any(numpy.asarray(found, dtype=numpy.float64) > 0.5))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self._name}: info['{self._success}'] of a step is {found!r}; True or False is expected, or a number,"
+                " above 0.5 for success. Give one of them, or name another entry: gym:ID?success=KEY."
+            ) from error
 
     def _scaled(self, action: NDArray[Any]) -> NDArray[Any]:
         space, found = self._env.action_space, numpy.asarray(action, dtype=numpy.float64)

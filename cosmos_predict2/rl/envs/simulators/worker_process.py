@@ -89,8 +89,11 @@ class _ServedEnv:
 
 def _failure(error: Exception) -> tuple[str, type | None, str, str]:
     """The answer for an error: its class if it is one of ours, its message, and where it came from."""
-    kind = type(error) if isinstance(error, UserError) else None
-    return FAILED, kind, f"{error}" if kind else f"{type(error).__name__}: {error}", traceback.format_exc()
+    if isinstance(error, UserError):
+        return FAILED, type(error), f"{error}", traceback.format_exc()
+    methods = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "self" in frame.f_locals]
+    raised_by = [f" ({type(one.f_locals['self']).__qualname__}.{one.f_code.co_name})" for one in methods[-1:]]
+    return FAILED, None, f"{type(error).__name__}: {error}{''.join(raised_by)}", traceback.format_exc()
 
 
 def arrays_of(observed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

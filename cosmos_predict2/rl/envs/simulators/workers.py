@@ -313,8 +313,8 @@ class WorkerEnv(EnvDefaults):
             return [WorkerError(env, why, traceback)]
         self._deaths[env] += 1
         if self._deaths[env] > self.max_deaths:
-            text = f"its worker died {self._deaths[env]} times in a row (max_deaths={self.max_deaths}): {why}"
-            return [WorkerError(env, text, traceback)]
+            often = f"its worker died {self._deaths[env]} times in a row (max_deaths={self.max_deaths}): "
+            return [WorkerError(env, f"{often if self.max_deaths else ''}{why}", traceback)]
         self.restarts += 1
         log.warning(
             "the worker of environment %d died: %s; its episode is invalid, and it is started again%s",
