@@ -146,7 +146,7 @@ def read_policy_run(config: Config, num_gpus: int) -> SimulatedRun | EmbodiedRun
     env, rl = model.env, model.rl
     if address := address_of(env):
         raise ConfigError(f"model.config.env={address}: a server imagines, with memory of its own: it is not planned.")
-    if isinstance(env, str):
+    if env is None or isinstance(env, str):
         raise ConfigError(f"model.config.env={env}: what its simulator needs is not known here: it is not planned.")
     place, policy = target_of(env, "model.config.env"), _policy(model)
     task = target_of(env.make, "model.config.env.make") if "make" in env else None

@@ -119,8 +119,13 @@ class VLAGRPOModel(RLModel):
         super().__init__()
         self.config = config = as_config(VLAGRPOConfig, config, KEY)
         self.rl = config.rl
-        if config.policy is None or config.env is None:
-            raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
+        if config.policy is None:
+            raise ConfigError(f"{KEY}.policy is not set: it is what decides and learns.")
+        if config.env is None:
+            raise ConfigError(
+                f"{KEY}.env is not set: it is where the policy learns. Give a simulator, {KEY}.env=gym:ID or"
+                f" gym:MODULE:ID, such as {KEY}.env=gym:gym_pusht:gym_pusht/PushT-v0, or the name of another suite."
+            )
         for field_name, text in _problems(config):
             raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
         self.learnt_in = LearntIn(config)

@@ -51,6 +51,11 @@ class RecordedWindows(Dataset[dict[str, Any]]):
         units: str | None = None,
     ) -> None:
         if chunk < 1 or not 0 <= held_out_share < 1 or cache_mib < 0 or min(num or 1, most or 1) < 1:
+        if not path:
+            raise ConfigError(
+                "There are no recordings to clone: give their folder, dataloader_train.dataset.path=DIR, and their"
+                " split, dataloader_train.dataset.split_file=FILE (python -m scripts.split_recordings DIR --out FILE)."
+            )
             raise ConfigError(
                 f"RecordedWindows(chunk={chunk}, num={num}, most={most}, held_out_share={held_out_share},"
                 f" cache_mib={cache_mib}): at least 1, 1, 1, from 0 to below 1, and 0."

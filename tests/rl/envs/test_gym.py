@@ -53,6 +53,11 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own() -> None:
         place.env(1, SimpleNamespace(action_dim=7, chunk=3))
 
 
+def test_a_simulator_that_is_not_given_is_asked_for_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.config\.env is not set.*such as model\.config\.env=gym:"):
+        train(tmp_path, ["experiment=vla_grpo_suite_conv"], config=CONFIG)
+
+
 @pytest.mark.slow
 def test_a_clone_learns_in_a_simulator_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suites, "AT_ONCE", 2)  # processes
@@ -172,13 +177,13 @@ def test_success_is_what_info_the_end_or_the_reward_say() -> None:
     assert ended[-1] == (1.0, True)
     assert [paid for paid, _ in by_info] == [float(s) for _, s in by_info]
     assert played(reward="own")[0][0] < 0
+    with pytest.raises(ConfigError, match=r"info\['is_success'\] of a step is 'no'; True or False is expected"):
+        played(kind="words")
     with pytest.raises(ConfigError, match=r"reward=owm: success or own\. Did you mean own"):
         task(reward="owm")
 
 
 def test_success_that_info_has_at_the_end_alone_is_an_array_of_one() -> None:
-    with pytest.raises(ConfigError, match=r"info\['is_success'\] of a step is 'no'; True or False is expected"):
-        played(kind="words")
     one = task(kind="late")
     one.reset(0, 0, 0)
     point = one._env.unwrapped

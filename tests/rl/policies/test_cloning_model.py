@@ -82,6 +82,11 @@ def test_pictures_are_kept_while_there_is_room(recordings: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["pi05", pytest.param("openvla_oft", marks=pytest.mark.long)])
+def test_recordings_that_are_not_given_are_asked_for_by_their_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--", "experiment=clone_recordings_conv"]) == 2
+    assert "dataloader_train.dataset.path=DIR" in capsys.readouterr().err
+
+
 def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:

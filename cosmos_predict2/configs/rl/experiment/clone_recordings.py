@@ -24,7 +24,7 @@ SHARED = ("path", "split_file", "chunk", "starts", "num", "camera", "action_keys
 
 def clone(name: str, policy: str) -> dict[str, Any]:
     data = L(RecordedWindows)(
-        path="my_data", split_file="outputs/my_split.json", part="train", chunk=12, starts=None, num=None, camera=None,
+        path="", split_file="outputs/my_split.json", part="train", chunk=12, starts=None, num=None, camera=None,
         action_keys=None, cache_mib=1024, state=False,
     )  # fmt: skip
     of_training = {key: f"${{dataloader_train.dataset.{key}}}" for key in SHARED}
