@@ -194,13 +194,14 @@ class Policy(Protocol):
 
     ``action_dim`` is the number of an action's numbers, ``chunk`` that of a decision's actions.
 
-    Optional: ``sentences``, ``views`` and ``contract`` (of the recordings that it was cloned from, given by who reads
-    it), ``reads_state`` (decisions need ``state``) and ``state_size`` (of so many numbers; None: not recorded),
-    ``draws_when_greedy`` (greedy decisions draw noise, too), ``to(device)`` and ``on_trainer_step(iteration)``, called
-    after each optimizer step. For nft and awm a flow has ``velocities``, and ``flow_times``: the times at which its
-    sampler asks the network, from 1, where all is noise, towards 0. For best_of_n and random_of_n it may have a
-    ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and ``demonstrated(record)``, a decision's record
-    as that takes it. One that is sharded, cast in part or adapted is a `policies.network.HasNetwork`.
+    Optional: ``sentences``, ``views``, ``recorded_size`` and ``contract`` (of the recordings that it was cloned from,
+    given by who reads it), ``reads_state`` (decisions need ``state``) and ``state_size`` (of so many numbers; None: not
+    recorded), ``draws_when_greedy`` (greedy decisions draw noise, too), ``to(device)`` and
+    ``on_trainer_step(iteration)``, called after each optimizer step. For nft and awm a flow has ``velocities``, and
+    ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0. For
+    best_of_n and random_of_n it may have a ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and
+    ``demonstrated(record)``, a decision's record as that takes it. One that is sharded, cast in part or adapted is a
+    `policies.network.HasNetwork`.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 
@@ -208,6 +209,7 @@ class Policy(Protocol):
     chunk: int
     sentences: Sequence[str]
     views: Sequence[str]
+    recorded_size: Sequence[int]
     contract: ActionContract
     reads_state: bool
     state_size: int | None
@@ -245,6 +247,7 @@ class PolicyDefaults:
     flow_times: Sequence[float] = ()
     sentences: Sequence[str] = ()  # the task descriptions of the recordings it was cloned from; none: it takes any
     views: Sequence[str] = ()  # of these recordings, full_image first (`data.views`); none: not recorded
+    recorded_size: Sequence[int] = ()  # height and width of full_image in these recordings; none: not recorded
     contract: ActionContract = UNKNOWN  # of these recordings' actions, and of their state where it reads that
     velocities: Callable[[Mapping[str, Tensor], Tensor, Generators], Velocities] | None = None
     cloning_loss: Callable[[Mapping[str, Tensor], torch.Generator], Tensor] | None = None

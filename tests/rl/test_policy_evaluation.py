@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -140,6 +141,15 @@ def test_a_lost_episode_is_neither_a_success_nor_a_failure(monkeypatch: pytest.M
     monkeypatch.setattr(LocalRollout, "collect", all_lost)
     with pytest.raises(DataError, match=r"All 4 episodes were lost.*check_environment"):
         evaluate(ToyPolicy(width=32), ToyEnv(4, tasks=tasks), held_out_starts(4, 2, seed=0), tasks)
+
+
+@pytest.mark.parametrize(("size", "is_other"), [((48, 64), True), ((64, 48), True), ((96, 96), False), ((), False)])
+def test_pictures_of_another_shape_than_a_clone_has_seen_are_refused(size: tuple[int, ...], is_other: bool) -> None:
+    """Another size of the same shape is what a policy brings to its own."""
+    policy, tasks = ToyPolicy(width=32), ["push_puck"]
+    policy.recorded_size = size
+    with pytest.raises(ConfigError, match=r"cloned on pictures of .*image_size=") if is_other else nullcontext():
+        evaluate(policy, ToyEnv(2, tasks=tasks), held_out_starts(2, 1, seed=0), tasks)
 
 
 def test_the_same_actions_in_the_same_world_agree() -> None:

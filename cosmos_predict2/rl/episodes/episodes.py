@@ -32,6 +32,7 @@ from imaginaire import distributed, random
 from imaginaire.errors import ConfigError, near
 from imaginaire.log import Progress
 
+MOST_DISTORTED = 1.1  # ratio of aspect ratios: sides are rounded to multiples of 8 or 16
 BAR = "Generating Rollout Epochs"  # as the public trainer calls it; here it counts episodes
 
 
@@ -194,6 +195,8 @@ class LocalRollout(RolloutDefaults):
                     begun = places.begin()
                     require_known_sentences(self.policy.sentences, begun[1])
                     require_views(type(self.policy).__name__, self.policy.views, begun[1])
+                    if self.env.imagination is None:  # a world model stretches the recordings' own pictures
+                        require_shape(type(self.policy).__name__, self.policy.recorded_size, begun[1])
                     played.begin(*begun)
                 numbers = places.episodes
                 draws = [random.generator(starts.draws[i], played.counts[i], "decision") for i in numbers]
@@ -221,6 +224,19 @@ def require_views(what: str, views: Sequence[str], observation: Observation) -> 
     if len(views) > 1 and (count := 1 + observation["wrist_image"].shape[1]) < len(views):
         cure = "give it a wrist camera (of gym:ID ?wrist=CAMERA), or clone on one camera"
         raise ConfigError(f"{what} has {named(views)}, but the environment shows {count}: {cure}.")
+
+
+def require_shape(what: str, size: Sequence[int], observation: Observation) -> None:
+    """Raise where an environment's pictures have another shape than those of the recordings that a policy is cloned
+    from, if that is known. It brings another size to its own, but another shape shows something else, or distorts."""
+    height, width = observation["full_image"].shape[1:3]
+    ratio = width * size[0] / (height * size[1]) if size else 1.0
+    if max(ratio, 1 / ratio) > MOST_DISTORTED:
+        raise ConfigError(
+            f"{what} was cloned on pictures of height {size[0]} and width {size[1]}, but the environment shows height"
+            f" {height} and width {width}, another shape: let it draw as was recorded (of gym:ID"
+            f" ?image_size=[{size[0]},{size[1]}]), or clone on recordings of its pictures."
+        )
 
 
 class Places:

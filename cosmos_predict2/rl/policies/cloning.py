@@ -148,6 +148,7 @@ class CloneWindows:
     views: tuple[str, ...] = ("",)
     contract: ActionContract = UNKNOWN
     state_B_S: Tensor | None = None  # of the robot, where the policy is to read it
+    recorded_size: tuple[int, ...] = ()  # height and width of a view, where known
 
     def __len__(self) -> int:
         return len(self.actions_B_A_D)

@@ -103,7 +103,7 @@ class CloningModel(ImaginaireModel):
             raise
         network.cast(self.net, self.weight_dtype, is_uniform=bool(config.fsdp_shard_size))
         self.constant, self.sentences = Constant.of(windows), sorted(set(windows.tasks))
-        self.views, self.contract = windows.views, windows.contract
+        self.views, self.recorded_size, self.contract = windows.views, windows.recorded_size, windows.contract
         shown: list[Any] = [self.views] if len(self.views) > 1 else []
         shown += [windows.state_statistics()] if windows.state_B_S is not None else []
         known = json.dumps([windows.statistics(), self.sentences, *shown], sort_keys=True)
@@ -268,6 +268,7 @@ class KeepBestPolicy(Callback):
             if distributed.is_rank0():
                 about = {"data": str(self.config.dataloader_train.dataset.path), **self.best, "seed": model.seed}
                 about |= {"sentences": list(model.sentences), "views": list(model.views)}
+                about["recorded_size"] = list(model.recorded_size)
                 about["contract"] = model.contract.to_dict()
                 files.write_policy(Path(self.trainer.run_dir) / RESULT, model.net, about)
             elif (whole := network.network_of(model.net)) is not None:

@@ -41,7 +41,8 @@ KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
 WEIGHTS = (".safetensors", ".pt", ".pth")  # suffixes of files; a folder may be called pi0.5
 CARD = "policy_card.json"  # of folders in a public layout
-OF_RECORDINGS = ("sentences", "views", "contract")  # what a card has of the recordings that the policy was cloned on
+# what a card has of the recordings that the policy was cloned on
+OF_RECORDINGS = ("sentences", "views", "recorded_size", "contract")
 _HERE = "cosmos_predict2.rl.policies"
 POLICIES = shipped(
     "policy",
@@ -164,7 +165,7 @@ def about_of(address: str) -> Mapping[str, Any]:
 
 def remember(policy: Any, about: Mapping[str, Any]) -> None:
     """Give a policy what is known of the recordings that it was cloned on; what is not recorded is empty."""
-    policy.sentences, policy.views = (tuple(about.get(name, ())) for name in ("sentences", "views"))
+    policy.sentences, policy.views, policy.recorded_size = (tuple(about.get(name, ())) for name in OF_RECORDINGS[:3])
     policy.contract = ActionContract.read(about.get("contract"))
 
 

@@ -6,6 +6,7 @@ Actions are read at once; a picture is read when its window is asked for, and ke
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,12 @@ class RecordedWindows(Dataset[dict[str, Any]]):
         embodiment: str | None = None,
         units: str | None = None,
     ) -> None:
-        if chunk < 1 or not 0 <= held_out_share < 1 or cache_mib < 0 or min(num or 1, most or 1) < 1:
         if not path:
             raise ConfigError(
                 "There are no recordings to clone: give their folder, dataloader_train.dataset.path=DIR, and their"
                 " split, dataloader_train.dataset.split_file=FILE (python -m scripts.split_recordings DIR --out FILE)."
             )
+        if chunk < 1 or not 0 <= held_out_share < 1 or cache_mib < 0 or min(num or 1, most or 1) < 1:
             raise ConfigError(
                 f"RecordedWindows(chunk={chunk}, num={num}, most={most}, held_out_share={held_out_share},"
                 f" cache_mib={cache_mib}): at least 1, 1, 1, from 0 to below 1, and 0."
@@ -84,7 +85,9 @@ class RecordedWindows(Dataset[dict[str, Any]]):
     @property
     def windows(self) -> CloneWindows:
         """All of them, without pictures."""
-        return self.demonstrations.without_pictures(self.chunk, self.places)
+        height, width = self._shape[0] // len(self.demonstrations.views), self._shape[1]
+        found = self.demonstrations.without_pictures(self.chunk, self.places)
+        return replace(found, recorded_size=(height, width))
 
     def __len__(self) -> int:
         return len(self.places)

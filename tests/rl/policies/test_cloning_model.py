@@ -69,6 +69,7 @@ def test_windows_are_of_the_successes_of_a_part(recordings: Path) -> None:
     window = found[3]
     assert float(window["actions"][0, 0]) == (episode % 8) / 8 and window["task"] == "go"
     assert abs(float(window["full_image"].float().mean()) - (30 + 200 * (episode % 8) / 8)) < 8
+    assert found.windows.recorded_size == (SIDE, SIDE)
     few = RecordedWindows(*paths, chunk=4, most=4)
     assert few.places == [found.places[k * len(found) // 4] for k in range(4)]
 
@@ -82,12 +83,12 @@ def test_pictures_are_kept_while_there_is_room(recordings: Path) -> None:
     assert all(torch.equal(others[k]["full_image"], picture) for k, picture in enumerate(pictures)) and not others._kept
 
 
-@pytest.mark.parametrize("policy", ["pi05", pytest.param("openvla_oft", marks=pytest.mark.long)])
 def test_recordings_that_are_not_given_are_asked_for_by_their_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main(["--", "experiment=clone_recordings_conv"]) == 2
     assert "dataloader_train.dataset.path=DIR" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("policy", ["pi05", pytest.param("openvla_oft", marks=pytest.mark.long)])
 def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
@@ -109,7 +110,7 @@ def test_a_run_resumes_bit_for_bit_and_gives_its_best_policy(
     best, card = read_policy(str(whole / RUN))
     averaged, _ = read_policy(str(whole / RUN / "checkpoints/model/iter_000000004.pt"), "net_ema")
     assert card.about["iteration"] == 4 and best.action_dim == 2 and best.sentences == ("go",)
-    assert best.contract.rate == 5 and not best.contract.names
+    assert best.contract.rate == 5 and not best.contract.names and best.recorded_size == (SIDE, SIDE)
     folder_alone = type(best)(str(whole / RUN / "policy"))  # as an experiment reads it that learns on
     for each in (best, folder_alone):
         assert (each.config if policy == "pi05" else each).correlation == 0.9, "the clone draws as it learns"
