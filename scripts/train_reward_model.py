@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
         asked = f"--precision {args.precision:g} and a recall of {recall:g} (--least_recall and a fifth)"
         log.warning("no threshold reaches %s on held-out pictures: one of the best there are is taken", asked)
     qualities = {name: measure(model, part, threshold.value) for name, part in shown.measured.items()}
-    ends = {name: measure_ends(model, part, threshold.value) for name, part in shown.ends.items()}
+    ends = {name: measure_ends(model, part, threshold.value, shown.num_setting) for name, part in shown.ends.items()}
     judged: list[tuple[str, Any]] = [*qualities.items(), *ends.items()]
     print("\n".join(f"{name}: {found.as_text()}" for name, found in judged))
     about: dict[str, Any] = dict(
@@ -177,6 +177,7 @@ class _Shown:
     calibrating: Mapping[str, Any]
     measured: Mapping[str, Any]
     ends: Mapping[str, Any] = field(default_factory=dict)
+    num_setting: int = 0  # of them, the first ones, by which the threshold is set
     calibrating_ends: list[Any] = field(default_factory=list)
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -220,6 +221,7 @@ def _pictures(args: argparse.Namespace, device: str) -> _Shown:
         {kind: LabelledPictures.joined(calibrating[kind]) for kind in judged},
         {kind: LabelledPictures.joined(episodes) for kind, episodes in measured.items()},
         {kind: ends(kind, calibrating, measured) for kind in judged},
+        len(calibrating[TRUE]),
         [] if imagination is None else [ends(kind, calibrating) for kind in judged],
         dict(split=args.split, discount=recordings.discount, views=list(views_of(args.camera))),
     )

@@ -6,8 +6,9 @@
     split.require(source)                # refuses another data set
     split.of("train"), split.held_out
 
-Both outcomes are in every part. The world model, the policy and the reward learn from ``train``; thresholds, stop rules
-and gates look at ``calibrate``; nothing is chosen by ``test``.
+Both outcomes are in every part. The world model, the policy and the reward learn from ``train``; thresholds and stop
+rules look at ``calibrate``, and figures of a reward are of ``test``. The gate reports on both, which makes what its
+verdict decides a choice by ``test``, too: success that is to be published is of later episodes.
 """
 
 import hashlib

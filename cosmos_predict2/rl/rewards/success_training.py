@@ -305,7 +305,8 @@ class Ends:
     successes: int
     area_under_curve: float
     chance: float
-    true_positive_rate: float  # by the threshold
+    rated: int  # episodes that the rates by the threshold are of: those that did not set it, if they have both outcomes
+    true_positive_rate: float
     false_positive_rate: float
     value_of_successes: float  # means of what is paid
     value_of_failures: float
@@ -314,23 +315,25 @@ class Ends:
         return (
             f"{self.episodes} ends, {self.successes} with success: area under the curve {self.area_under_curve:.3f}"
             f" (chance: up to {self.chance:.3f}), true positives {self.true_positive_rate:.3f}, false positives"
-            f" {self.false_positive_rate:.3f}"
+            f" {self.false_positive_rate:.3f} (of {self.rated})"
         )
 
 
-def measure_ends(model: SuccessClassifier, ends: LabelledPictures, threshold: float) -> Ends:
-    """The worth of a classifier on the last pictures of episodes."""
+def measure_ends(model: SuccessClassifier, ends: LabelledPictures, threshold: float, num_setting: int = 0) -> Ends:
+    """The worth of a classifier on the last pictures of episodes, of which the first so many set the threshold."""
     outputs_N_K = log_odds(model, ends.pictures_N_H_W_C).cpu().double().sigmoid()
     truth, judged, value = ends.success_N.bool(), outputs_N_K[:, 0] >= threshold, outputs_N_K[:, -1]
     positives, negatives = int(truth.sum()), int((~truth).sum())
+    rated = slice(num_setting if ends.rows(slice(num_setting, None)).has_both else 0, None)
     deviation = math.sqrt((positives + negatives + 1) / (12 * max(1, positives * negatives)))  # of ranks (Mann-Whitney)
     return Ends(
         episodes=len(truth),
         successes=positives,
         area_under_curve=area_under_curve(value.numpy(), truth.numpy()).value,
         chance=min(1.0, 0.5 + _ONE_SIDED * deviation),
-        true_positive_rate=_share(judged[truth]),
-        false_positive_rate=_share(judged[~truth]),
+        rated=len(truth[rated]),
+        true_positive_rate=_share(judged[rated][truth[rated]]),
+        false_positive_rate=_share(judged[rated][~truth[rated]]),
         value_of_successes=_share(value[truth]),
         value_of_failures=_share(value[~truth]),
     )

@@ -168,6 +168,10 @@ def test_ends_are_compared_by_what_is_paid_and_with_what_chance_gives() -> None:
     found = measure_ends(Said(), said(success, level), 0.5)
     assert (found.episodes, found.successes, found.area_under_curve) == (5, 2, 5 / 6)
     assert (found.true_positive_rate, found.false_positive_rate) == (0.5, 1 / 3)
+    unseen = measure_ends(Said(), said(success, level), 0.5, num_setting=2)  # the area is of no threshold
+    assert (unseen.rated, unseen.true_positive_rate, unseen.false_positive_rate) == (3, 0.0, 0.0)
+    assert unseen.area_under_curve == found.area_under_curve
+    assert measure_ends(Said(), said(success, level), 0.5, num_setting=3) == found, "the others all fail"
     draws = torch.Generator().manual_seed(0)
     success = torch.arange(60) < 20
     values = torch.rand(1000, 60, generator=draws)
