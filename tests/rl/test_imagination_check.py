@@ -114,12 +114,6 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     assert of_policy["within_starts"] > 0.2
     assert 0 < of_policy["true_above_nothing"] <= of_policy["true_success"]
     assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)
-    monkeypatch.setattr(imagination_check, "GROUPS", 2)
-    monkeypatch.setattr(imagination_check, "TRUE_GROUPS", 2)
-    still = (*words[:2], *words[4:], "--options", "noise=1e-6", "--episodes", 4)  # attempts that are what it plays
-    check(data, tmp_path / "still.json", *still)
-    attempts = read_card(str(tmp_path / "still.json")).figures["policy"]
-    assert attempts["greedy_above_sampled"]["value"] == attempts["spread"] == 0
 
     straight = imagination_check.replayed
 
@@ -128,11 +122,17 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
 
     monkeypatch.setattr(imagination_check, "replayed", mirrored)
     monkeypatch.setattr(imagination_check, "_other_actions", lambda *given: {})
-    assert check(data, tmp_path / "bad.json") == 1
+    for name, number in (("GROUPS", 2), ("TRUE_GROUPS", 2), ("GREEDY", 4)):
+        monkeypatch.setattr(imagination_check, name, number)
+    still = (*words[:2], *words[4:], "--options", "noise=1e-6")  # attempts that are what it plays
+    assert check(data, tmp_path / "bad.json", *still) == 1
     bad = read_card(str(tmp_path / "bad.json"))
     assert bad.verdict == "no" and bad.figures["obedience"] < 0
+    assert "actions seen in imagined pictures" in bad.reasons[0]
     assert bad.figures["ends_imagined"]["value"] < good.figures["ends_imagined"]["value"] - 0.1
     assert any("area under the curve, imagined ends" in reason for reason in bad.reasons)
+    attempts = bad.figures["policy"]
+    assert attempts["greedy_above_sampled"]["value"] == attempts["spread"] == 0
 
 
 def test_true_pictures_obey_wholly_in_every_chunk(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
