@@ -89,6 +89,7 @@ def _options(recordings: Path, name: str, *options: str) -> list[str]:
         f"{data}.root={recordings / 'data'}",
         f"{data}.split_file={recordings / 'split.json'}",
         f"model.config.pipe_config.tokenizer.weights={SHIPPED}",
+        "model.config.pipe_config.net.num_blocks=1",
         "dataloader_train.num_workers=0",
         "dataloader_val.num_workers=0",
         "dataloader_train.batch_size=2",
