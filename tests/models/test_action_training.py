@@ -85,7 +85,7 @@ def views_and_state(folder: Path) -> list[str]:
     data = ["split_file=null", f"root={folder}", "camera=front+wrist", "missing_cameras=mask", "video_size=[32,32]"]
     return [
         *("experiment=world_model_recordings", "job.project=tests", "job.group=engine", f"job.name={NAME}"),
-        *("trainer.logging_iter=1", "checkpoint.save_iter=2", "trainer.run_validation=false"),
+        *("trainer.logging_iter=1", "checkpoint.save_iter=2", "trainer.run_validation=false", f"{NET}.num_blocks=1"),
         *(f"trainer.callbacks.{name}=null" for name in ("draw_samples", "stop_rule")),
         *("dataloader_train.num_workers=0", "dataloader_train.batch_size=2", *(f"{DATA}.{key}" for key in data)),
         *("model.config.pipe_config.tokenizer.weights=null", "model.config.pipe_config.state=observation.state"),
