@@ -5,9 +5,8 @@
 
 Chunks of the published sizes with random weights: the 2B network with actions and the Wan tokenizer in bfloat16 imagine
 12 frames of 256x320 in 10 steps of the 2AB solver (11 evaluations) with guidance 7, and a classifier judges every
-picture, as a published folder is set up for it. What has no effect is left out. Rows below the first judge the last
-picture alone, replay captured passes, and compile the blocks. The published way (`benchmarks.rollout`'s first) has all
-environments in a batch.
+picture, as a published folder is set up for it. What has no effect is left out. Rows below the first are the published
+way (`benchmarks.rollout`) with all environments in a batch, and compiled blocks.
 """
 
 import tempfile
@@ -96,17 +95,14 @@ def measure_released(size: str, num_envs: int, rounds: int) -> None:
         ours = report_chunk("all pictures judged", env, rounds)
         print(f"    goal {GOAL_S} s at the published sizes; the first chunk took {first:.2f} s", flush=True)
         report_memory(*machine.peak_memory())
-        scoring, attempt = env.scoring, machine.Attempts()
-        env.scoring = Scoring(judge="last", use_rel_reward=True, terminate_on_success=True)
-        attempt("the last picture judged alone", lambda: report_chunk("the last picture judged alone", env, rounds))
-        env.scoring = scoring
+        attempt = machine.Attempts()
         generate, denoiser = env.imagination.generate_actions, env.imagination.world.denoiser
         shares = time_parts(env)
         report_chunk("all pictures judged, by part", env, rounds)
         evaluations = rounds * (SAMPLING.num_steps + 1)
         report_parts(shares, rounds)
         report_step(shares.seconds["network"] / evaluations, step_flops(env.imagination.config, num_envs, size), peak)
-        imagine = rollout.published(env.imagination.world, replace(rollout.WAYS[0], one_by_one=False), num_tokens)
+        imagine = rollout.published(env.imagination.world, num_tokens)
         env.imagination.generate_actions = shares.timed("imagine", imagine)  # type: ignore[method-assign]
         shares.seconds.clear()
         shares.memory.clear()
@@ -116,11 +112,9 @@ def measure_released(size: str, num_envs: int, rounds: int) -> None:
             report_parts(shares, 1)
             print(f"    {took / ours:.2f} times ours")
             report_memory(*shares.peak())
-        if env.device.type == "cuda":  # last: what a capture leaves behind when it fails is not known
+        if env.device.type == "cuda":
             env.imagination.generate_actions, env.imagination.world.denoiser = generate, denoiser  # type: ignore[method-assign]
-            env.sampling = replace(env.sampling, use_cuda_graphs=True)
-            attempt("captured passes", lambda: (chunk(env), report_chunk("captured passes", env, rounds)))
-            env.sampling = replace(env.sampling, use_cuda_graphs=False, compile_network=True)
+            env.sampling = replace(env.sampling, compile_network=True)
             took = attempt("compilation", lambda: chunk(env))
             attempt("compiled blocks", lambda: report_chunk("compiled blocks", env, rounds))
             print(f"    compiled in about {took or 0:.0f} s", flush=True)

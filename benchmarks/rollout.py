@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imagined frames per second with actions, and what each shortcut of ours buys that changes nothing.
+"""Imagined frames per second with actions, as the public code makes them and as ours does.
 
     python -m benchmarks.rollout [--model_size 2B] [--batches 1 16 64] [--threads N] [--rounds N] [--quick]
 
 The first row of each table does it as the public code does: one recording after another, the whole clip encoded though
 one frame is given, two passes of the network for a guidance whose halves are equal, positions and the text's keys and
-values at every step, attention to a text of zeros. Each row below leaves out one thing more; the last is
-``generate_actions`` itself. That all rows give the same videos is checked first. Weights are random: the time does not
-depend on them.
+values at every step, attention to a text of zeros. The second has all recordings in one batch; the last is
+``generate_actions``. That all rows give the same videos is checked first. Weights are random: the time does not depend
+on them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,11 +19,10 @@ from torch import Tensor, nn
 
 from benchmarks import machine
 from cosmos_predict2.actions.transforms import controller
-from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition
+from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.diffusion.rectified_flow import karras_sigmas
 from cosmos_predict2.diffusion.solvers import guide, sample
-from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
@@ -45,26 +43,7 @@ SETTINGS = {  # height, width, tokens of the text of zeros
 }
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to make a rollout; each flag is work that could be spared."""
-
-    name: str
-    encodes_clip: bool = False
-    prepares_each_step: bool = False
-    passes_twice: bool = False
-    attends_to_zeros: bool = False
-    one_by_one: bool = False
-
-
-WAYS = [
-    Way("as the public code does", True, True, True, True, True),
-    Way("+ encode the given frame alone", False, True, True, True, True),
-    Way("+ prepare once for all steps", False, False, True, True, True),
-    Way("+ no second pass over equal conditions", False, False, False, True, True),
-    Way("+ no attention to a text of zeros", False, False, False, False, True),
-    Way("+ all in one batch", False, False, False, False, False),
-]
+WAYS = {"as the public code does": True, "the same in one batch": False}  # whether one after another
 
 
 class Inputs(NamedTuple):
@@ -99,27 +78,21 @@ def make_inputs(size: str, batch: int, dim: int) -> Inputs:
 
 @torch.no_grad()
 def imagine(
-    pipe: Video2WorldActionConditionedPipeline, way: Way, inputs: Inputs, num_steps: int, num_tokens: int
+    pipe: Video2WorldActionConditionedPipeline, one_by_one: bool, inputs: Inputs, num_steps: int, num_tokens: int
 ) -> Tensor:
-    """Videos in [-1, 1], made in this way."""
-    step = 1 if way.one_by_one else len(inputs.seeds)
+    """Videos in [-1, 1], made as the public code makes them."""
+    step = 1 if one_by_one else len(inputs.seeds)
     rows = [slice(i, i + step) for i in range(0, len(inputs.seeds), step)]
     parts = [Inputs(inputs.frames[i], inputs.actions[i], inputs.seeds[i]) for i in rows]
-    return torch.cat([_imagine(pipe, way, part, num_steps, num_tokens) for part in parts])
+    return torch.cat([_imagine(pipe, part, num_steps, num_tokens) for part in parts])
 
 
-def _imagine(
-    pipe: Video2WorldActionConditionedPipeline, way: Way, inputs: Inputs, num_steps: int, num_tokens: int
-) -> Tensor:
-    config, device = pipe.config, pipe.device
-    size, num_latent = len(inputs.seeds), config.state_t
-    if way.encodes_clip:
-        dtype = torch.promote_types(pipe.dit.dtype, torch.float32)
-        tail = inputs.frames.new_zeros(size, 3, 12, *inputs.frames.shape[3:])
-        pixels = torch.cat([inputs.frames, tail], dim=2).to(device, dtype) / 127.5 - 1
-        given = pipe.world.tokenizer.encode(pixels).to(dtype) * config.sigma_data
-    else:
-        given = pipe.world.given_latents(inputs.frames, num_latent)
+def _imagine(pipe: Video2WorldActionConditionedPipeline, inputs: Inputs, num_steps: int, num_tokens: int) -> Tensor:
+    config, device, size = pipe.config, pipe.device, len(inputs.seeds)
+    dtype = torch.promote_types(pipe.dit.dtype, torch.float32)
+    tail = inputs.frames.new_zeros(size, 3, 12, *inputs.frames.shape[3:])
+    pixels = torch.cat([inputs.frames, tail], dim=2).to(device, dtype) / 127.5 - 1
+    given = pipe.world.tokenizer.encode(pixels).to(dtype) * config.sigma_data
     batch = {
         TEXT_KEY: torch.zeros(size, num_tokens, pipe.dit.text_channels, device=device),
         ACTION_KEY: inputs.actions.to(device),
@@ -128,27 +101,15 @@ def _imagine(
     }
     num_B = torch.ones(size, device=device)
     pair = [one.with_conditioning_frames(given, num_B) for one in pipe.world.conditioner.guidance_pair(batch)]
-    prepared = [None if way.prepares_each_step else _prepared(pipe, condition, way) for condition in pair]
 
     def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
-        estimates = [
-            pipe.world.denoiser(x, sigma_B, condition, kept)
-            for condition, kept in list(zip(pair, prepared))[: 2 if way.passes_twice else 1]
-        ]
-        return guide(estimates[0], estimates[1], GUIDANCE) if way.passes_twice else estimates[0]
+        positive, negative = (pipe.world.denoiser(x, sigma_B, condition, None) for condition in pair)
+        return guide(positive, negative, GUIDANCE)
 
     levels = config.timestamps
     sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
     noise = initial_noise(tuple(given.shape), inputs.seeds).to(given) * levels.t_max
     return pipe.world.decode(sample(denoise, noise, sigmas))
-
-
-def _prepared(pipe: Video2WorldActionConditionedPipeline, condition: Condition, way: Way) -> Prepared:
-    given = condition.gt_frames_B_C_T_H_W
-    assert given is not None
-    shape = (given.shape[2], given.shape[3], given.shape[4])
-    text = condition.crossattn_emb_B_S_E.to(pipe.dit.dtype)
-    return pipe.dit.prepare(text, latent_shape=shape, fps_B=condition.fps_B, skip_no_text=not way.attends_to_zeros)
 
 
 def check_equal(size: str, device: torch.device) -> float:
@@ -158,10 +119,10 @@ def check_equal(size: str, device: torch.device) -> float:
     inputs = make_inputs(size, 2, pipe.transform.dim)
     ours = pipe.generate_actions(*inputs, SamplingOptions(num_steps=2, guidance=GUIDANCE), as_float=True)
     worst = 0.0
-    for way in WAYS:
-        difference = float((imagine(pipe, way, inputs, 2, SETTINGS[size][2]) - ours).abs().max())
+    for way, one_by_one in WAYS.items():
+        difference = float((imagine(pipe, one_by_one, inputs, 2, SETTINGS[size][2]) - ours).abs().max())
         if not difference <= LARGEST_DIFFERENCE[device.type]:
-            raise SystemExit(f"'{way.name}' gives other videos: they differ by {difference:.1e}.")
+            raise SystemExit(f"'{way}' gives other videos: they differ by {difference:.1e}.")
         worst = max(worst, difference)
     torch.backends.cudnn.allow_tf32 = True
     return worst
@@ -170,25 +131,24 @@ def check_equal(size: str, device: torch.device) -> float:
 def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, num_steps: int, rounds: int) -> None:
     """Print the table of one batch size: how many times as fast as the first way each is."""
     inputs = make_inputs(size, batch, pipe.transform.dim)
-    runs = {way.name: partial(imagine, pipe, way, inputs, num_steps, SETTINGS[size][2]) for way in WAYS}
+    runs = {way: partial(imagine, pipe, one, inputs, num_steps, SETTINGS[size][2]) for way, one in WAYS.items()}
     options = SamplingOptions(num_steps=num_steps, guidance=GUIDANCE)
     runs["generate_actions"] = partial(pipe.generate_actions, *inputs, options, as_float=True)
     seconds = machine.in_turns(runs, rounds)
     print(f"\nbatch {batch}: 12 frames each, {num_steps} steps")
     for name in runs:
-        ratio, took = seconds.ratio(WAYS[0].name, name), seconds.median(name)
+        ratio, took = seconds.ratio(next(iter(WAYS)), name), seconds.median(name)
         print(f"  {name:40s} {took * 1e3:9.1f} ms {12 * batch / took:9.1f} frames/s {ratio:6.2f} x", flush=True)
 
 
-def published(
-    world: WorldModel, way: Way = WAYS[0], num_tokens: int = SETTINGS["tiny"][2]
-) -> Callable[..., torch.Tensor]:
-    """A replacement of `Imagination.generate_actions`: the same videos, made as the public code makes them."""
+def published(world: WorldModel, num_tokens: int) -> Callable[..., torch.Tensor]:
+    """A replacement of `Imagination.generate_actions`: the same videos, made as the public code makes them, in one
+    batch."""
     pipe = Video2WorldActionConditionedPipeline(world)
 
     def generate(first: Tensor, actions: Tensor, seeds: list[int], options: Any, *, frames: range, **_: Any) -> Tensor:
         inputs = Inputs(first, actions, seeds)
-        video = imagine(pipe, way, inputs, options.num_steps, num_tokens)
+        video = imagine(pipe, False, inputs, options.num_steps, num_tokens)
         return to_uint8(video[:, :, frames.start : frames.stop])
 
     return generate
