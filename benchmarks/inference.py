@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A video of the released size: seconds of its parts, of a step, and the memory that each part takes.
 
-    python -m benchmarks.inference --released [--resolutions 480 720] [--steps 4] [--network_batch together]
+    python -m benchmarks.inference --released [--resolutions 480 720] [--steps 4]
     python -m benchmarks.inference --released --compile_network
     python -m benchmarks.inference [--size tiny]
 
 The product's pipeline makes a video of 93 frames from a picture, with guidance, out of random weights and texts. The
-two halves of the guidance pass the network as one batch where memory allows; ``--network_batch`` forces one way. With
-fewer ``--steps`` than 35 the seconds of 35 are computed, and marked as computed.
+two halves of the guidance pass the network as one batch where memory allows. With fewer ``--steps`` than 35 the seconds
+of 35 are computed, and marked as computed.
 """
 
 import dataclasses
@@ -29,7 +29,6 @@ PICTURES = {"tiny": "assets/toy_world/first_frame.png"}
 PICTURE = "assets/video2world/input0.jpg"
 PROMPTS = ("a robot", "a poor video")  # whose embeddings are random
 TEXT_TOKENS = {"tiny": 64, "2B": 512}
-BATCHES = ("product", "together", "apart")
 
 
 def pipeline(size: str, resolution: str) -> Video2WorldPipeline:
@@ -55,19 +54,13 @@ def counted(world: WorldModel) -> list[tuple[float, int]]:
     return passes
 
 
-def measure(
-    size: str, resolution: str, num_steps: int, network_batch: str, is_compiled: bool = False
-) -> dict[str, float]:
+def measure(size: str, resolution: str, num_steps: int, is_compiled: bool = False) -> dict[str, float]:
     """Print the table of one resolution; seconds by part."""
     pipe = pipeline(size, resolution)
     world = pipe.world
     generator = torch.Generator().manual_seed(0)
     text = torch.randn(2, TEXT_TOKENS[size], pipe.dit.text_channels, generator=generator)
-    options = dataclasses.replace(
-        GUIDED, num_steps=num_steps, is_repeatable=network_batch == "apart", compile_network=is_compiled
-    )
-    if network_batch == "together":
-        world._fits_doubled = lambda latent_B_C_T_H_W: True  # type: ignore[method-assign]
+    options = dataclasses.replace(GUIDED, num_steps=num_steps, compile_network=is_compiled)
 
     def make(options: Any) -> torch.Tensor:
         texts = dict(zip(PROMPTS, text))
@@ -82,7 +75,7 @@ def measure(
     whole, video = machine.timed(lambda: make(options))
     shape = tuple(video.shape[2:])
     if not torch.isfinite(video).all():
-        raise SystemExit(f"{size} {resolution}, --network_batch {network_batch}: the video is not finite.")
+        raise SystemExit(f"{size} {resolution}: the video is not finite.")
 
     batch = passes[0][1]
     halves = 2 if batch == 1 else 1  # passes of an evaluation
@@ -92,7 +85,7 @@ def measure(
     flops = forward_flops(pipe.dit, latent, text_tokens=text.shape[1], is_prepared=True, batch_size=2).total
     print(f"\n{size} {resolution}: {shape[0]} frames of {shape[1]} x {shape[2]}, guidance, {num_steps} steps")
     way = "as one batch of two" if batch == 2 else "one after the other"
-    print(f"  the halves of the guidance pass {way} ({network_batch}); {evaluations} evaluations")
+    print(f"  the halves of the guidance pass {way}; {evaluations} evaluations")
     share = machine.of_data_sheet(flops / each)
     print(f"  an evaluation {each:.3f} s ({flops / 1e12:.4g} TFLOP, {share} of the data sheet)")
     if is_compiled:
@@ -114,7 +107,6 @@ def main() -> None:
     parser.add_argument("--size", choices=tuple(TEXT_TOKENS), help="default: tiny, and 2B where --released is given")
     parser.add_argument("--resolutions", nargs="*", default=["480", "720"], choices=("480", "720"))
     parser.add_argument("--steps", type=int, default=STEPS, help=f"fewer than {STEPS}: the rest is computed")
-    parser.add_argument("--network_batch", default="product", choices=BATCHES, help="of the halves of the guidance")
     parser.add_argument("--compile_network", action="store_true", help="as the flag of programs does")
     args = machine.parse(parser)
     machine.quiet_trainer()
@@ -122,7 +114,7 @@ def main() -> None:
     size = args.size or ("2B" if args.released else "tiny")
     machine.require_gpu(size)
     for resolution in ["48"] if size == "tiny" else args.resolutions:
-        measure(size, resolution, args.steps, args.network_batch, args.compile_network)
+        measure(size, resolution, args.steps, args.compile_network)
         gc.collect()  # the timed parts hold each other
 
 

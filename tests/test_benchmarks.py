@@ -76,13 +76,10 @@ def test_driving_is_timed_and_looked_at(monkeypatch: pytest.MonkeyPatch, capsys:
     assert true[6:] == ["0.00"] * 4 + ["0.50"] * 4 + ["1.00"] * 4, "nothing fades, and on one table all is seen"
 
 
-@pytest.mark.parametrize(("way", "printed"), [("product", "as one batch of two"), ("apart", "one after the other")])
-def test_parts_of_a_video_are_timed_and_the_rest_is_said_to_be_computed(
-    way: str, printed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = inference.measure("tiny", "48", 3, way)
+def test_parts_of_a_video_are_timed_and_the_rest_is_said_to_be_computed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = inference.measure("tiny", "48", 3)
     text = capsys.readouterr().out
-    assert printed in text and "; 4 evaluations" in text and "35 steps would take" in text
+    assert "as one batch of two" in text and "; 4 evaluations" in text and "35 steps would take" in text
     assert min(found.values()) > 0
     assert found["whole"] >= found["encode"] + found["denoise"] + found["decode"]
 
@@ -90,8 +87,8 @@ def test_parts_of_a_video_are_timed_and_the_rest_is_said_to_be_computed(
 def test_a_video_that_is_not_finite_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = WorldModel.decode
     monkeypatch.setattr(WorldModel, "decode", lambda self, latent: decode(self, latent) * float("nan"))
-    with pytest.raises(SystemExit, match="tiny 48, --network_batch product: the video is not finite"):
-        inference.measure("tiny", "48", 1, "product")
+    with pytest.raises(SystemExit, match="tiny 48: the video is not finite"):
+        inference.measure("tiny", "48", 1)
 
 
 def test_the_published_way_and_ours_imagine_the_same(tmp_path: Path) -> None:
