@@ -30,7 +30,7 @@ from cosmos_predict2.actions.transforms import (
 )
 from cosmos_predict2.checkpoints.card import mappings
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.action_conditioned.recordings import read_annotation
+from cosmos_predict2.data.action_conditioned.recordings import field_of, read_annotation, video_of
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes, sets_below
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.video import media
@@ -44,6 +44,7 @@ from imaginaire.errors import DataError, near
 log = logging.getLogger(__name__)
 
 ACTION_KEYS = ("action", "actions", "toy_actions")
+KEY_FLAGS = "See --state_key, --gripper_key and --action_key."
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
         has_states = reading.state_key in annotation and reading.gripper_key in annotation
         source = "state" if transform.kind == "relative_pose" and has_states else "action"
     if source == "state":
-        poses, gripper = check_poses(_field(annotation, reading.state_key), _field(annotation, reading.gripper_key))
+        keys = (reading.state_key, reading.gripper_key)
+        poses, gripper = check_poses(*(field_of(annotation, key, KEY_FLAGS) for key in keys))
         frames = chosen_frames(len(poses), reading)
         words = f"differences of '{reading.state_key}', gripper of '{reading.gripper_key}'"
         counted = f"{len(poses)} rows of '{reading.state_key}'"
@@ -182,7 +184,7 @@ def _rows(annotation: dict[str, Any], reading: Reading) -> tuple[str, Floats]:
     """The rows of actions and their name."""
     dim = reading.transform.dim
     keys = [reading.action_key] if reading.action_key else [key for key in ACTION_KEYS if key in annotation]
-    tables = {key: _table(_field(annotation, key), key) for key in keys}
+    tables = {key: _table(field_of(annotation, key, KEY_FLAGS), key) for key in keys}
     fitting = [key for key, table in tables.items() if table.shape[1] == dim]
     if reading.transform.kind == "relative_pose":  # its gripper may stand apart
         fitting += [key for key, table in tables.items() if table.shape[1] >= 6]
@@ -207,21 +209,9 @@ def _table(values: Any, key: str) -> Floats:
     return table
 
 
-def _field(annotation: dict[str, Any], key: str) -> Any:
-    if key not in annotation:
-        raise DataError(f"it has no '{key}'.{near(key, annotation)} See --state_key, --gripper_key and --action_key.")
-    return annotation[key]
-
-
 def _named_video(annotation: dict[str, Any], path: Path, camera: int, root: str) -> str:
     """The video that an annotation names, below the root or a folder that the annotation lies in."""
-    videos = annotation.get("videos")
-    if not isinstance(videos, list) or not -len(videos) <= camera < len(videos):
-        count = f"{len(videos)} videos" if isinstance(videos, list) else "no list 'videos'"
-        raise DataError(f"--camera_id {camera}, but it has {count}. Give --input_video or another --camera_id.")
-    name = videos[camera].get("video_path") if isinstance(videos[camera], dict) else videos[camera]
-    if not isinstance(name, str) or not name:
-        raise DataError(f"video {camera} has no 'video_path'. Give --input_video.")
+    name = video_of(annotation, camera, "Give --input_video or another --camera_id.")
     places = [Path(root)] if root else [*path.parents][:4]
     for place in places:
         if (place / name).is_file():

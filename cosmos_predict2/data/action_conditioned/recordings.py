@@ -144,8 +144,9 @@ def recording_of(
 ) -> BridgeAnnotation:
     """The recording of an annotation file with this content."""
     try:
-        poses, gripper = check_poses(_field(annotation, state_key), _field(annotation, gripper_key))
-        videos = tuple(_video(annotation, camera) for camera in camera_ids)
+        keys = (state_key, gripper_key)
+        poses, gripper = check_poses(*(field_of(annotation, key, "See state_key and gripper_key.") for key in keys))
+        videos = tuple(video_of(annotation, camera, "See cam_ids.") for camera in camera_ids)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     names = [annotation.get(key) for key in ("episode_id", "original_path")]
@@ -172,21 +173,23 @@ def _metadata(annotation: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _field(annotation: dict[str, Any], key: str) -> Any:
+def field_of(annotation: dict[str, Any], key: str, cure: str) -> Any:
+    """The entry of this name; DataError with the cure where there is none."""
     if key not in annotation:
-        raise DataError(f"it has no '{key}'.{near(key, annotation)} See state_key and gripper_key.")
+        raise DataError(f"it has no '{key}'.{near(key, annotation)} {cure}")
     return annotation[key]
 
 
-def _video(annotation: dict[str, Any], camera: int) -> str:
+def video_of(annotation: dict[str, Any], camera: int, cure: str) -> str:
+    """The name of a camera's video; DataError with the cure where there is none."""
     videos = annotation.get("videos")
     if not isinstance(videos, list) or not -len(videos) <= camera < len(videos):
         count = f"{len(videos)} videos" if isinstance(videos, list) else "no list 'videos'"
-        raise DataError(f"camera {camera} is asked for, but it has {count}. See cam_ids.")
+        raise DataError(f"camera {camera} is asked for, but it has {count}. {cure}")
     video = videos[camera]
     name = video.get("video_path") if isinstance(video, dict) else video
     if not isinstance(name, str) or not name:
-        raise DataError(f"video {camera} has no 'video_path'.")
+        raise DataError(f"video {camera} has no 'video_path'. {cure}")
     return name
 
 
