@@ -316,7 +316,10 @@ def require_family(
     ``actions_may_begin``: a network with actions may take weights of one without, whose embedders then begin anew.
     """
     if found is None:
-        raise CheckpointError(f"{source} does not hold the weights of a video network: {_what_it_is(names)}.")
+        what = f"'{_PATCH}' and its kin are missing. Its names: {listed(list(names), 4) or 'none'}"
+        if is_adapter(names):
+            what = "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
+        raise CheckpointError(f"{source} does not hold the weights of a video network: {what}.")
     if wanted is None:
         return found
     file, net = f"{source} is {_article(found)}", f"The network is {_article(wanted)}"
@@ -412,13 +415,6 @@ _MUST_AGREE = ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_widt
 def is_adapter(names: Collection[str]) -> bool:
     """True if the names are those of LoRA factors alone."""
     return bool(names) and all(".lora_" in name or name.endswith(".alpha") for name in names)
-
-
-def _what_it_is(names: Mapping[str, Any]) -> str:
-    """The likely kind of weights of another sort, for messages."""
-    if is_adapter(names):
-        return "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
-    return f"'{_PATCH}' and its kin are missing. Its names: {listed(list(names), 4) or 'none'}"
 
 
 def _article(family: Family) -> str:
