@@ -190,18 +190,16 @@ def composed_run(card: ModelCard, overrides: list[str]) -> Config:
         )
     for section in _sections(tree, "model", "dataloader_train", "dataloader_val"):
         built = section.get("config"), section.get("dataset")  # by an evaluation
-        if name := next((name for name in _names(built, ("_target_",)) if not _is_buildable(name)), None):
-            raise ConfigError(f"{file} builds its model or data by {name}, which is none of the classes for that.")
+        for name in _names(built, ("_target_",)):
+            # a function could do anything with its arguments; the classes of models and data sets only keep them
+            is_class = name.startswith("cosmos_predict2.") and isinstance(locate(name), type)
+            if not is_class and not _is_registered(name):
+                raise ConfigError(f"{file} builds its model or data by {name}, which is none of the classes for that.")
     return compose(file, overrides)
 
 
 def _sections(tree: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
     return [section for name in names if isinstance(section := tree.get(name), dict)]
-
-
-def _is_buildable(name: str) -> bool:
-    """A function could do anything with its arguments; the classes of models and data sets only keep them."""
-    return _is_registered(name) or (name.startswith("cosmos_predict2.") and isinstance(locate(name), type))
 
 
 def _is_registered(name: str) -> bool:

@@ -200,8 +200,8 @@ class Policy(Protocol):
     ``on_trainer_step(iteration)``, called after each optimizer step. For nft and awm a flow has ``velocities``, and
     ``flow_times``: the times at which its sampler asks the network, from 1, where all is noise, towards 0. For
     best_of_n and random_of_n it may have a ``cloning_loss`` of its own, as `policies.cloning.Cloneable` has, and
-    ``demonstrated(record)``, a decision's record as that takes it. One that is sharded, cast in part or adapted is a
-    `policies.network.HasNetwork`.
+    ``demonstrated(record)``, a decision's record as that takes it. One that is sharded, cast in part or adapted has
+    a ``network``: `policies.network.PolicyNetwork`.
     `cosmos_predict2.rl.policies.contract` checks a policy against what is written here.
     """
 

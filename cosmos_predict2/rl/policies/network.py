@@ -68,14 +68,6 @@ class PolicyNetwork(Protocol):
     def blocks(self) -> list[nn.Module]: ...
 
 
-class HasNetwork(Protocol):
-    """A policy with a part that is sharded, adapted and cast. No default can stand for it: a module finds an attribute
-    of its class before its own parts. Nor can isinstance, which from Python 3.12 on sees no parts of a module."""
-
-    @property
-    def network(self) -> PolicyNetwork: ...
-
-
 class PolicyNetworkDefaults:
     FLOAT32: tuple[str, ...] = ()
 
