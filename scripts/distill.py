@@ -37,7 +37,7 @@ add("overrides", nargs="*", metavar="OVERRIDE", help="of the run's configuration
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosmos_predict2.checkpoints.card import run_folder, run_tree
+    from cosmos_predict2.checkpoints.card import run_folder, run_tree, section_of
     from scripts import train
 
     if not (folder := run_folder(args.world_model)):
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         f"model.config.validation_sigmas=[{noise_alone:g}]",
         f"trainer.max_iter={args.iterations}",
     ]
-    if ((tree.get("trainer") or {}).get("callbacks") or {}).get("draw_samples"):
+    if section_of(tree, "trainer", "callbacks").get("draw_samples"):
         words.append(f"trainer.callbacks.draw_samples.num_sampling_step={args.steps}")
     imports = [word for name in getattr(args, "import") for word in ("--import", name)]
     flags = [*imports, *(["--dryrun"] if args.dryrun else [])]

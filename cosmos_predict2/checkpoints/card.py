@@ -247,7 +247,7 @@ def read_card(path: str, *, fetch: bool = True) -> ModelCard:
             found |= dict(run_folder=folder, run=run_tree(folder), starts=start_facts(folder))
             found |= _typed(_of_run(found["run"], found["starts"]), folder, is_strict=False)
         found |= _of_weights(path)
-        if held := _below(found.get("run"), "model", "config", "world_model"):  # of a policy's run
+        if held := section_of(found.get("run"), "model", "config", "world_model"):  # of a policy's run
             base = read_card(str(found.get("base") or held.get("dit_path") or ""), fetch=fetch)
             inherited = ("action_transform", "digests", "views", "video_size", "action_keys", "frame_rate")
             found = {name: getattr(base, name) for name in inherited} | found
@@ -338,8 +338,8 @@ def safetensors_header(path: str) -> dict[str, str]:
 
 def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a card by a run's config.yaml and its starts, those of its data sets too."""
-    config = _below(tree, "model", "config", "world_model", "config") or _below(tree, "model", "config")
-    pipe = _below(config, "pipe_config")
+    config = section_of(tree, "model", "config", "world_model", "config") or section_of(tree, "model", "config")
+    pipe = section_of(config, "pipe_config")
     of_pipeline = None if TRANSFORM_KEY in pipe else pipe.get("input_crop")  # data sets with actions have none
     nodes = [*mappings(tree.get("dataloader_train"))]
     return _of_config(config) | {
@@ -354,12 +354,12 @@ def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a card by a ``model.config`` as plain data."""
-    pipe, is_whole = _below(config, "pipe_config"), config.get("train_architecture") == "base"
+    pipe, is_whole = section_of(config, "pipe_config"), config.get("train_architecture") == "base"
     fewest, most = pipe.get("min_num_conditional_frames"), pipe.get("max_num_conditional_frames")
     shares = (config.get("conditional_frames_probs") or {}) if pipe.get("flow") else {}
     if numbers := [int(number) for number, share in shares.items() if share]:
         fewest, most = min(numbers), max(numbers)
-    text = _below(config, "text")
+    text = section_of(config, "text")
     return {
         "pipeline": _pipeline_facts(pipe, text.get("encoder")) if isinstance(pipe.get("net"), dict) else None,
         "action_transform": pipe.get(TRANSFORM_KEY),
@@ -368,7 +368,7 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "max_conditioning_frames": most,
         "lora_alpha": None if is_whole else config.get("lora_alpha"),
         "lora_targets": None if is_whole else config.get("lora_target_modules"),
-        "base": _below(config, "model_manager_config").get("dit_path"),
+        "base": section_of(config, "model_manager_config").get("dit_path"),
     }
 
 
@@ -399,7 +399,8 @@ def mappings(tree: Any) -> Iterator[dict[str, Any]]:
             yield from mappings(value)
 
 
-def _below(tree: Any, *keys: str) -> dict[str, Any]:
+def section_of(tree: Any, *keys: str) -> dict[str, Any]:
+    """A section of a run's configuration; empty where there is none."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree if isinstance(tree, dict) else {}

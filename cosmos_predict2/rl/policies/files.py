@@ -21,7 +21,7 @@ from torch import nn
 
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.checkpoints.adapters import Adapter
-from cosmos_predict2.checkpoints.card import name_of, run_folder, run_tree, safetensors_header
+from cosmos_predict2.checkpoints.card import name_of, run_folder, run_tree, safetensors_header, section_of
 from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
 from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter
@@ -196,7 +196,7 @@ def policy_adapter(address: str, which: str = "auto", alpha: float | None = None
     """
     address = latest(result_of(address))
     tree = run_tree(folder) if (folder := run_folder(address)) else {}
-    if "_target_" not in _section(tree, "model", "config", "policy"):
+    if "_target_" not in section_of(tree, "model", "config", "policy"):
         return None
     policy, card = read_policy(address, which)
     return trained_adapter(policy, address, card.arguments, alpha)
@@ -232,8 +232,8 @@ def _card(address: str) -> PolicyCard:
     folder = run_folder(address)
     if folder and (result := result_of(folder)) != folder:  # another checkpoint of a clone
         return replace(_card(result), is_public=False)
-    config = _section(run_tree(folder) if folder else {}, "model", "config")
-    tree = _section(config, "policy")
+    config = section_of(run_tree(folder) if folder else {}, "model", "config")
+    tree = section_of(config, "policy")
     if "_target_" not in tree:
         open_address(address)  # raises where there is nothing
         raise CheckpointError(
@@ -245,19 +245,12 @@ def _card(address: str) -> PolicyCard:
     begins_at_path = is_public or policy in SIZED_BY_PATH
     names = tree.keys() - {"_target_"} - (set() if begins_at_path else {"path"})
     arguments = {name: value for name, value in tree.items() if name in names}
-    about: dict[str, Any] = {"run": folder, "execute": _section(config, "rl").get("execute")}
+    about: dict[str, Any] = {"run": folder, "execute": section_of(config, "rl").get("execute")}
     if (begun := tree.get("path")) and os.path.exists(begun):
         about |= {name: value for name, value in about_of(begun).items() if name in OF_RECORDINGS and value}
-    if clips := _section(config, "env").get("clip_actions"):
+    if clips := section_of(config, "env").get("clip_actions"):
         about["contract"] = replace(ActionContract.read(about.get("contract")), clip_actions=clips).to_dict()
     return PolicyCard(policy, arguments, about)
-
-
-def _section(tree: Any, *keys: str) -> Mapping[str, Any]:
-    """A section of a run's configuration; empty where there is none."""
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree if isinstance(tree, Mapping) else {}
 
 
 # --- weights, wherever they are
