@@ -20,7 +20,7 @@ from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.findings import CheckContext, Finding, error
-from imaginaire.training.memory import host_memory_available
+from imaginaire.training.memory import free_memory
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class WanTokenizer(LatentGrid):
         if size is None or max(shape[3:]) <= size:
             return window, None
         if self.tile_size == "auto":
-            free = _free_memory(self.device)
+            free = free_memory(self.device)
             if self.estimate_memory(shape, what) <= free:
                 return window, None
             window, needed = shortest, self.estimate_memory(shape, what, shortest)
@@ -250,13 +250,6 @@ def _split_first(x_B_C_F_H_W: Tensor, window: int) -> list[Tensor]:
     """The first frame, then windows; the last may be shorter."""
     first, rest = x_B_C_F_H_W[:, :, :1], x_B_C_F_H_W[:, :, 1:]
     return [first, *(rest.split(window, dim=2) if rest.shape[2] else ())]
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + reserved
-    return host_memory_available()
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------

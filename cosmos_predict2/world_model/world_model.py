@@ -50,6 +50,7 @@ from imaginaire.config import lazy_config
 from imaginaire.distributed.parallel import is_fsdp
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.log import Progress
+from imaginaire.training.memory import free_memory
 
 log = logging.getLogger(__name__)
 
@@ -555,14 +556,6 @@ def initial_noise(shape: tuple[int, ...], seed: int | Sequence[int], num_views: 
         noise = initial_noise((batch, channels, num_views * frames, height // num_views, width), seed)
         return rearrange(noise, "b c (v t) h w -> b c t (v h) w", v=num_views)
     return torch.from_numpy(numpy.random.RandomState(seed).standard_normal(shape).astype(numpy.float32))
-
-
-def free_memory(device: torch.device, *, has_graphs: bool = False) -> int:
-    """Bytes that can be had, those that PyTorch holds unused among them, unless captured graphs may hold them."""
-    free, _ = torch.cuda.mem_get_info(device)
-    if not has_graphs:
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free
 
 
 def activation_bytes(net: DiT, num_values: int) -> int:

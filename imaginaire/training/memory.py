@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host memory that there is, and advice when memory ran out."""
+"""The memory that there is, and advice when it ran out."""
 
 from pathlib import Path
 
@@ -17,6 +17,14 @@ _CGROUPS = (  # folder; file of what a container may use, and of what it uses; e
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+
+
+def free_memory(device: torch.device, *, has_graphs: bool = False) -> int:
+    """Bytes that can be had there, those that PyTorch holds unused among them, unless captured graphs may hold them."""
+    if device.type != "cuda":
+        return host_memory_available()
+    held = 0 if has_graphs else torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
 def host_memory_available() -> int:

@@ -130,7 +130,7 @@ def test_automatic_tiles_only_where_memory_is_short(weights: str, monkeypatch: p
     video = _video(1, 3, 5, 64, 64)
     tokenizer.encode(video)
     assert not calls
-    monkeypatch.setattr(wan_vae, "host_memory_available", lambda: tokenizer.estimate_memory(video.shape) // 4)
+    monkeypatch.setattr(wan_vae, "free_memory", lambda _: tokenizer.estimate_memory(video.shape) // 4)
     tokenizer.encode(video)
     assert calls
 
@@ -139,9 +139,9 @@ def test_a_window_shrinks_before_pictures_are_cut(weights: str, monkeypatch: pyt
     tokenizer = WanTokenizer(weights, config=TINY, tile_size="auto", temporal_window=8)
     monkeypatch.setattr(wan_vae, "AUTO_TILE", 32)
     shape = (1, 3, 17, 64, 64)
-    monkeypatch.setattr(wan_vae, "host_memory_available", lambda: tokenizer.estimate_memory(shape, "encode", 4))
+    monkeypatch.setattr(wan_vae, "free_memory", lambda _: tokenizer.estimate_memory(shape, "encode", 4))
     assert tokenizer._plan(shape, "encode") == (4, None)
-    monkeypatch.setattr(wan_vae, "host_memory_available", lambda: tokenizer.estimate_memory(shape, "encode"))
+    monkeypatch.setattr(wan_vae, "free_memory", lambda _: tokenizer.estimate_memory(shape, "encode"))
     assert tokenizer._plan(shape, "encode") == (8, None)
 
 
