@@ -311,7 +311,8 @@ def _open_folder(folder: _Folder) -> Mapping[str, Tensor]:
         return _open_dcp(storage.join(address, "model"))
     if (found := _open_files(folder)) is not None:
         return found
-    inner = [name for name in names if "." not in name and _has_weights(storage.listdir(storage.join(address, name)))]
+    inside = {name: storage.listdir(storage.join(address, name)) for name in names if "." not in name}
+    inner = [n for n, held in inside.items() if ".metadata" in held or any(h.endswith(TENSOR_SUFFIXES) for h in held)]
     if len(inner) == 1:
         return _open_folder(_Folder.at(storage.join(address, inner[0])))
     if inner:
@@ -404,10 +405,6 @@ def _iterations(folder: str) -> str:
     """The iterations of a run, newest first, for messages."""
     there = {*storage.listdir(storage.join(folder, "model")), *storage.listdir(folder)}
     return f"Iterations there: {listed(sorted((n for n in there if n.startswith('iter_')), reverse=True)) or 'none'}."
-
-
-def _has_weights(names: list[str]) -> bool:
-    return ".metadata" in names or any(name.endswith(TENSOR_SUFFIXES) for name in names)
 
 
 def _choice(address: str, names: list[str]) -> str:

@@ -7,6 +7,7 @@ does that the world model makes look like one.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy
@@ -134,6 +135,6 @@ class LabelledRecordings:
         imagined = replayed(imagination, pictures[:, 0], actions, seeds=seeds)[:, 1:]
         rest = [one.rows(slice(1, None)) for one in true]
         return {
-            kind: [one.shown_as(frames) for one, frames in zip(rest, video, strict=True)]
+            kind: [replace(one, pictures_N_H_W_C=of[: len(one)].clone()) for one, of in zip(rest, video, strict=True)]
             for kind, video in ((ROUND_TRIP, round_trip(imagination, pictures)), (OUTCOME, imagined))
         }

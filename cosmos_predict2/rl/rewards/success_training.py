@@ -12,7 +12,7 @@ Letters: N pictures.
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -64,10 +64,6 @@ class LabelledPictures:
     def thinned(self, every: int) -> "LabelledPictures":
         """Every so many pictures, the last one among them."""
         return self.rows(slice((len(self) - 1) % every, None, every)) if every > 1 else self
-
-    def shown_as(self, pictures_N_H_W_C: Tensor) -> "LabelledPictures":
-        """Other pictures of the same moments, the first of those that are given."""
-        return replace(self, pictures_N_H_W_C=pictures_N_H_W_C[: len(self)].clone())
 
     def wanted(self, num_heads: int) -> Tensor:
         """Targets of the outputs of a classifier, [N, K]: success, and progress where it has that."""

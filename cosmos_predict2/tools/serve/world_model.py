@@ -133,15 +133,10 @@ class ServedWorld:
         return lambda: dict(zip(RESULTS, env.chunk_step(actions, options.get("env_ids"), execute)))
 
 
-def world_server(served: ServedWorld, listener: Any, token: str = "") -> Any:
-    """A server with a thread for each session."""
-    return websocket_server(served.answer, listener, token, TOKEN, served.largest)
-
-
 def serve(served: ServedWorld, host: str, port: int, token: str) -> None:
     """Serve until Ctrl-C."""
     with listening(host, port) as listener, contextlib.suppress(KeyboardInterrupt):
         address = f"{SCHEME}{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         print(f"{address} serves the world model (Ctrl-C ends it)", flush=True)
-        with world_server(served, listener, token) as server:
+        with websocket_server(served.answer, listener, token, TOKEN, served.largest) as server:
             server.serve_forever()

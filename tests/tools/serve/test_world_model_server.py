@@ -38,7 +38,8 @@ from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.rl.remote import wire
 from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
 from cosmos_predict2.rl.trust import UNCHECKED, LearntIn, digest
-from cosmos_predict2.tools.serve.world_model import ServedWorld, world_server
+from cosmos_predict2.tools.serve.server import websocket_server
+from cosmos_predict2.tools.serve.world_model import ServedWorld
 from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.buildable import path_of
 from imaginaire.config import L
@@ -74,7 +75,7 @@ def serving(make: Any, port: int = 0, token: str = "", about: Any = ABOUT, **opt
     """A server with its address."""
     with listening("127.0.0.1", port) as listener:
         served = ServedWorld(make, about, **options)
-        with world_server(served, listener, token) as server:
+        with websocket_server(served.answer, listener, token, TOKEN, served.largest) as server:
             server.served = served
             server.address = f"wfm://127.0.0.1:{listener.getsockname()[1]}"
             thread = threading.Thread(target=server.serve_forever)
