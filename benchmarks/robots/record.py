@@ -10,7 +10,6 @@ Nobody drives a replay: the actions of an episode that succeeded, from another s
 """
 
 import argparse
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from benchmarks.robots.worlds import METAWORLD, SENTENCES, SUITES
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.envs.simulators.gym import GymTask
 from imaginaire import command_line
+from imaginaire.config.lazy_config import plain_data
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.log import tracked
 
@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> None:
 def made(robot: str, wrist: str = "") -> tuple[GymTask, Actor]:
     """The environment as the suite's address has it, and an expert who sees its state."""
     address, _, words = SUITES[robot].removeprefix("gym:").partition("?")
-    settings: dict[str, Any] = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", words)}
+    given = (word.partition("=") for word in words.split("&"))
+    settings: dict[str, Any] = {name: plain_data(value, name) for name, _, value in given}
     settings["wrist"] = [wrist] if wrist else []
     if robot not in METAWORLD:
         return GymTask(address, **settings), {"push": pusher, "touch": toucher, "maze": roller}[robot]

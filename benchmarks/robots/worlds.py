@@ -20,6 +20,7 @@ METAWORLD = {
     "window": "window-close-v3",
     "button": "button-press-v3",
     "mug": "coffee-push-v3",
+    "sweep": "sweep-into-v3",
 }
 SENTENCES = {
     "reach": "move the gripper to the red ball",
@@ -30,6 +31,7 @@ SENTENCES = {
     "window": "close the window",
     "button": "press the button",
     "mug": "push the mug under the coffee machine",
+    "sweep": "sweep the block into the hole",
     "push": "push the block to the red goal",
     "touch": "move the gripper to the red ball",
     "maze": "roll the green ball to the red one",
@@ -49,6 +51,7 @@ STEPS = {  # of the simulator for an action
 SUITES = {
     name: f"gym:{__name__}:Bench/{name}-v0?repeat={repeat}&max_steps=24&image_size=64" for name, repeat in STEPS.items()
 }
+SUITES["touch"] += "&low=-0.25&high=0.25"  # it would be there after two actions of 24
 BESIDE, TABLE, FIELD = (0.95, 0.45, 0.75), (0.0, 0.68, 0.08), 38.0  # the camera, where it looks, its angle in degrees
 CLOSE = {"coffee-push-v3": ((0.0, 0.62, 0.08), 26.0)}  # small things, which are seen larger: their place and angle
 
