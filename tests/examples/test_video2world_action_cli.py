@@ -286,7 +286,7 @@ def test_what_the_weights_were_not_trained_with_is_a_warning(
         (["A", "ANNOTATION", "--input_video", "SHORT"], "18 rows of 'toy_actions'.*short.mp4 has 7. "),
         (["A", "ANNOTATION", "--input_video", "PICTURE", "--side_by_side"], "--side_by_side"),
         (["A", "ANNOTATION", "--save_path", "a_file/x.mp4"], "no file can be made in the folder a_file"),
-        (["A", "ANNOTATION", "--camera_id", "3"], "--camera_id 3"),
+        (["A", "ANNOTATION", "--camera_id", "3"], "camera 3 is asked for.*--camera_id"),
         (["A", "ANNOTATION", "--start_frame_idx", "18"], "--start_frame_idx 18"),
         (["A", "ANNOTATION", "--resolution", "40,40"], "multiples of 16"),
         (["A", "ANNOTATION", "--resolution", "big"], "--resolution big"),
