@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"broken rule: {error}")
             return 1
         what, _, traceback = str(found).partition("\n")
-        cure = "Mend it, or end the episode there (terminated): elsewhere such an episode is lost"
+        cure = "Mend it"
+        if ".step)" in what:
+            cure += ", or end the episode there (terminated): elsewhere such an episode is lost"
         raise ConfigError(f"{args.suite}: {what.rstrip('.')}. {cure}.\n{traceback}") from found
 
 

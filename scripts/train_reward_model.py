@@ -52,7 +52,7 @@ add("--precision", type=float, default=0.98, help="share of judged successes tha
 below = "below it on held-out pictures the reward model is not written (default: {}; 0: any is)"
 none = "0.8; with a world model 0, the area of ends decides"
 add("--least_precision", type=float, default=None, help=below.format(none))
-of_true = f"{LEAST_RECALL}, of imagined pictures none: the area of ends decides"
+of_true = f"{LEAST_RECALL}, of others none: the area of ends decides"
 add("--least_recall", type=float, default=None, help=below.format(of_true))
 least_area = "area under the curve of ends, likewise (default: more than chance gives; 0: any)"
 add("--least_area", type=float, default=None, metavar="AREA", help=least_area)
@@ -148,7 +148,7 @@ _LIMITED_BY = (
 
 def _problem(args: argparse.Namespace, qualities: Mapping[str, Any], ends: Mapping[str, Any]) -> str:
     """The first figure below its limit, in words, or ""; NaN is too low. Ends come first, of them true ones."""
-    from cosmos_predict2.rl.rewards.success_training import OUTCOME
+    from cosmos_predict2.rl.rewards.success_training import OUTCOME, TRUE
 
     for kind, found in ends.items():
         least = found.chance if args.least_area is None else args.least_area
@@ -161,7 +161,7 @@ def _problem(args: argparse.Namespace, qualities: Mapping[str, Any], ends: Mappi
         for name in ("precision", "recall"):
             least, share = getattr(args, f"least_{name}"), getattr(quality, name)
             if least is None:
-                least = 0 if kind == OUTCOME else LEAST_RECALL
+                least = LEAST_RECALL if kind == TRUE else 0
             if least and not share >= least:
                 cure = "Train longer (--steps), on more episodes with success, or with another --precision."
                 cure = _LIMITED_BY if kind == OUTCOME else cure

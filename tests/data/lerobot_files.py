@@ -22,12 +22,6 @@ FILE_V3 = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 DATA_PATH_V3, VIDEO_PATH_V3 = f"data/{FILE_V3}.parquet", f"videos/{{video_key}}/{FILE_V3}.mp4"
 
 
-class LaxWriter(Writer):
-    """Writes what the other one refuses, as another program may."""
-
-    def _require_numbers(self, *about: Any) -> None: ...
-
-
 @dataclass(frozen=True)
 class Recordings:
     """Episodes, each with its task, the columns of its table without counters, and frames [F, H, W, 3] by camera."""

@@ -23,7 +23,6 @@ from cosmos_predict2.rl.policies.cloning import recorded_demonstrations
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier, write_classifier
 from imaginaire.errors import DataError
 from scripts import make_reset_states, split_recordings
-from tests.data.lerobot_files import LaxWriter
 from tests.programs import call
 
 LENGTH = 3
@@ -31,7 +30,7 @@ LENGTH = 3
 
 def written(folder: Path, outcomes: list[bool], **changes: Any) -> Path:
     """Episodes with these outcomes, the first half of them of another task."""
-    writer = LaxWriter(folder, 10.0)
+    writer = Writer(folder, 10.0)
     for i, outcome in enumerate(outcomes):
         writer.add(recording(i, outcome, f"task {2 * i // len(outcomes)}", **changes))
     writer.finish()

@@ -28,7 +28,6 @@ from cosmos_predict2.world_model.imagination import Imagination
 from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.training.preflight import check_launch
-from tests.data.lerobot_files import LaxWriter
 from tests.data.sources_libero import libero_tree
 from tests.models.parts import LIMITS, NET
 from tests.models.test_action_model import action_batch, make_model
@@ -168,7 +167,7 @@ def test_samples_have_the_state_at_their_frames(recordings: Path) -> None:
 
 
 def test_a_state_whose_range_is_not_known_is_refused_before_a_network_without_a_head_learns(tmp_path: Path) -> None:
-    writer = LaxWriter(tmp_path, fps=10, robot="arm")
+    writer = Writer(tmp_path, fps=10, robot="arm")
     for i in range(3):
         state = numpy.full((20, 2), numpy.nan if i == 1 else 0, dtype=numpy.float32)
         columns = {"action": numpy.ones((20, 3), numpy.float32), "observation.state": state}

@@ -148,7 +148,7 @@ def test_pictures_of_another_shape_than_a_clone_has_seen_are_refused(size: tuple
     """Another size of the same shape is what a policy brings to its own."""
     policy, tasks = ToyPolicy(width=32), ["push_puck"]
     policy.recorded_size = size
-    with pytest.raises(ConfigError, match=r"cloned on pictures of .*image_size=") if is_other else nullcontext():
+    with pytest.raises(ConfigError, match=r"recorded pictures have .*image_size=") if is_other else nullcontext():
         evaluate(policy, ToyEnv(2, tasks=tasks), held_out_starts(2, 1, seed=0), tasks)
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.data.lerobot.info import STATE, Info, read_info
+from cosmos_predict2.data.lerobot.info import Info, read_info
 from cosmos_predict2.data.lerobot.layouts import read_lines
 from cosmos_predict2.data.video.media import write_video
 from imaginaire import storage
@@ -103,7 +103,9 @@ class Writer:
                 " again."
             )
         for name, values in recording.columns.items():
-            self._require_numbers(number, name, values)
+            if values.dtype.kind not in "biuf":
+                found = f"{self.root}: episode {number}, column '{name}' holds {values.dtype}"
+                raise DataError(f"{found}, where numbers are expected: a text belongs into the task.")
         task = self._tasks.setdefault(recording.task, len(self._tasks))
         columns = {}
         for name, values in recording.columns.items():  # success may be recorded as a truth or as a number
@@ -159,18 +161,6 @@ class Writer:
             "features": self._features,
         }
         storage.write_json(meta / "info.json", info, indent=4)
-
-    def _require_numbers(self, number: int, name: str, values: NDArray[Any]) -> None:
-        """Raise for texts, and for actions and states that are not finite: nothing could learn from them. A success
-        that was not recorded may be NaN."""
-        place, cure = f"{self.root}: episode {number}, column '{name}'", "Mend or leave out the episode, or the column."
-        if values.dtype.kind not in "biuf":
-            text = f"{place} holds {values.dtype}, where numbers are expected; a text belongs into the task."
-            raise DataError(f"{text} {cure}")
-        is_learnt = "action" in name or name.startswith(STATE)
-        if is_learnt and len(wrong := numpy.argwhere(~numpy.isfinite(values))):
-            found = values[tuple(wrong[0])]
-            raise DataError(f"{place} has {found} in row {wrong[0][0]}, where finite numbers are expected. {cure}")
 
     def _counters(self, number: int, length: int, task: int) -> dict[str, NDArray[Any]]:
         frames = numpy.arange(length)

@@ -233,9 +233,9 @@ def require_shape(what: str, size: Sequence[int], observation: Observation) -> N
     ratio = width * size[0] / (height * size[1]) if size else 1.0
     if max(ratio, 1 / ratio) > MOST_DISTORTED:
         raise ConfigError(
-            f"{what} was cloned on pictures of height {size[0]} and width {size[1]}, but the environment shows height"
-            f" {height} and width {width}, another shape: let it draw as was recorded (of gym:ID"
-            f" ?image_size=[{size[0]},{size[1]}]), or clone on recordings of its pictures."
+            f"{what}: recorded pictures have height {size[0]} and width {size[1]}, but the environment shows height"
+            f" {height} and width {width}, another shape. Let it draw as was recorded ('gym:ID?image_size="
+            f"[{size[0]},{size[1]}]'), or clone on recordings of its pictures."
         )
 
 

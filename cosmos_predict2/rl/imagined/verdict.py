@@ -28,7 +28,7 @@ SPLIT = "train the world model and the reward by the split (dataset.split_file=F
 TOKENIZER = "fit the tokenizer to the recordings (scripts.fit_tiny_tokenizer), and train the world model on it"
 WORLD = "train the world model longer, or on more recordings"
 PLAY = "record 20 or more true episodes of this policy (--played; scripts.collect), and train on them, too"
-CLONE = "clone a better policy: another kind of policy, more or better demonstrations, longer training"
+CLONE = "clone a better policy: of another kind, of more or better demonstrations, of two cameras, or for longer"
 EXPLORE = (
     "learn with smaller draws, so that attempts are nearer to what it plays (a clone with a smaller"
     " model.config.temperature or model.config.noise), and keep the clone unless true episodes show a gain"

@@ -165,7 +165,8 @@ def about_of(address: str) -> Mapping[str, Any]:
 
 def remember(policy: Any, about: Mapping[str, Any]) -> None:
     """Give a policy what is known of the recordings that it was cloned on; what is not recorded is empty."""
-    policy.sentences, policy.views, policy.recorded_size = (tuple(about.get(name, ())) for name in OF_RECORDINGS[:3])
+    for name in ("sentences", "views", "recorded_size"):
+        setattr(policy, name, tuple(about.get(name, ())))
     policy.contract = ActionContract.read(about.get("contract"))
 
 

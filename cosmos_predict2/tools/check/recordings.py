@@ -269,7 +269,8 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
                 cure = "Record the episode again, remove it, or cut the rows that have no frame."
                 yield fault(facts.path, "too_short", f"{problem} {cure}")
             rate = max(1.0, source.info.video_fps(camera) / source.info.fps)
-            most = lengths[i] if rate == 1 else lengths[i] * rate * (1 + SPARE) + 1
+            is_same_rate = source.info.video_fps(camera) == source.info.fps
+            most = lengths[i] if is_same_rate else lengths[i] * rate * (1 + SPARE) + 1
             if clip.seconds is None and facts.num_frames > most:  # a file for each episode
                 message = f"{facts.path} has {facts.num_frames} frames, but {source.name(i)} has {lengths[i]} rows of"
                 message += f" actions, which are of {lengths[i] * rate:g} frames. Cut the frames that have no row, or"

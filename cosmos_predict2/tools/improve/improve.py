@@ -22,7 +22,7 @@ from cosmos_predict2.data.video.media import resize_and_crop
 from cosmos_predict2.data.views import views_of
 from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
-from cosmos_predict2.rl.episodes.episodes import require_known_sentences, require_views
+from cosmos_predict2.rl.episodes.episodes import require_known_sentences, require_shape, require_views
 from cosmos_predict2.rl.episodes.recording import CAMERA, require_columns
 from cosmos_predict2.rl.policies.cloning import CloneStart, begin, cloneable
 from cosmos_predict2.rl.policies.cloning_model import CloningConfig
@@ -131,6 +131,7 @@ def require_suite(options: Options, recorded: RecordedSizes) -> None:
         raise ConfigError(f"--suite {options.suite}, {about}: {error}") from error
     try:
         require_known_sentences(recorded.sentences, env.reset()[0])
+        require_shape(f"--suite {options.suite}", recorded.recorded_size, env.reset()[0])
         require_views(f"--camera {options.camera}", views_of(recorded.camera), env.reset()[0])
         if options.state and (width := env.reset()[0]["state"].shape[1]) != recorded.state_dim:
             raise ConfigError(

@@ -69,7 +69,7 @@ class RecordedSizes:
     """Values that the recordings decide: sizes of pictures as the models see them, numbers of an action, lengths."""
 
     size: tuple[int, int]  # of each view
-    height: int  # of the pictures as they were recorded
+    recorded_size: tuple[int, int]  # likewise, as they were recorded
     camera: str  # its key, of several with + between them
     action_dim: int
     num_actions: int  # of the longest episode
@@ -89,7 +89,7 @@ def look(options: Options) -> RecordedSizes:
     sentences = tuple(sorted({source.caption(i) for i in range(len(source))}))
     size = small_size(height, width, options.picture_size)
     state_dim = source.width(choose_state(source.info, STATE)) if options.state else 0
-    return RecordedSizes(size, height, key, dim, longest - 1, source.info.fps, sentences, state_dim)
+    return RecordedSizes(size, (height, width), key, dim, longest - 1, source.info.fps, sentences, state_dim)
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class _Way:
         self.seed = _flags(seed=options.seed)
         self.actions = ("--action_keys", *options.action_keys) if options.action_keys else ()
         self.action_keys = f"[{','.join(options.action_keys)}]" if options.action_keys else ""
-        self.suite_size = (*self.suite, *_flags(**suites.size_of_recordings(options.suite, recorded.height)))
+        self.suite_size = (*self.suite, *_flags(**suites.size_of_recordings(options.suite, recorded.recorded_size[0])))
         self.size = f"[{recorded.size[0]},{recorded.size[1]}]"
         self.area = len(cameras_in(recorded.camera)) * recorded.size[0] * recorded.size[1] / USUAL_AREA
         files = map(_file_of, (*options.imports, *options.policies, options.suite))

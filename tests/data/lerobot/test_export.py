@@ -63,14 +63,9 @@ def test_episodes_are_added_to_a_copy_of_what_another_program_wrote(
         writer.add(Recording(columns | {"action": columns["action"][:-1]}, films, "the last action left out"))
     with pytest.raises(DataError, match=rf"unequal lengths: .*{FRONT} {LENGTHS[1] - 1}"):
         writer.add(Recording(columns, films | {FRONT: films[FRONT][:, :-1]}, "the last picture left out"))
-    bad = columns["action"].copy()
-    bad[2, 1] = numpy.inf
-    for values, words in ((bad, "has inf in row 2"), (bad.astype(str), "where numbers are expected")):
-        with pytest.raises(DataError, match=rf"episode 3, column 'action' .*{words}"):
-            writer.add(Recording(columns | {"action": values}, films, "no numbers"))
+    with pytest.raises(DataError, match=r"episode 3, column 'action' holds .*where numbers are expected"):
+        writer.add(Recording(columns | {"action": columns["action"].astype(str)}, films, "no numbers"))
     assert not list(out.rglob("episode_000003.*"))
-    unknown = {"next.success": numpy.full((3, 1), numpy.nan, numpy.float32)}
-    Writer(tmp_path / "unknown", 5).add(Recording(unknown, {}, "an outcome that nobody recorded"))
     writer.add(Recording(columns, films, "again"))
     writer.finish()
     after = LeRobotSource.open(out)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single environments that workers run in tests: the toy world, and ones that do not behave."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -109,3 +110,11 @@ class Stuck(ToyTask):
         if self.num_steps > 1:
             raise RuntimeError("motor 3 does not answer")
         return super().step(action)
+
+
+class Unlicensed(ToyTask):
+    """An environment that a library cannot begin."""
+
+    def reset(self, task_id: int, trial_id: int, seed: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads("no license")
+        return found

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data.lerobot.writer import Recording
+from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
@@ -21,7 +21,6 @@ from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from imaginaire.buildable import buildable
 from imaginaire.errors import ConfigError, DataError
 from scripts import train
-from tests.data.lerobot_files import LaxWriter
 from tests.multiprocess import run_distributed
 
 FRAMES, SIDE = 9, 16
@@ -30,7 +29,7 @@ RUN = "checkpoints/posttraining/cloning/clone_recordings"
 
 def record(folder: Path, num: int = 24, **changed: Any) -> Path:
     """Episodes whose pictures are as bright as their actions are large; every third one fails, and is still."""
-    writer = LaxWriter(folder, fps=5, robot="own")
+    writer = Writer(folder, fps=5, robot="own")
     for episode in range(num):
         success = episode % 3 > 0
         level = (episode % 8) / 8 if success else 0.0

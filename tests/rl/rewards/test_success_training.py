@@ -21,6 +21,7 @@ from cosmos_predict2.rl.rewards import success_training
 from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, to_unit
 from cosmos_predict2.rl.rewards.success_training import (
     OUTCOME,
+    ROUND_TRIP,
     LabelledPictures,
     TrainingOptions,
     augmented,
@@ -418,6 +419,7 @@ def test_the_command_calibrates_and_measures(recordings: Path, tmp_path: Path, m
         ("held out", 0.4, 0.9, "precision 0.400"),
         ("held out", math.nan, 0.0, "precision nan"),
         ("held out", 0.9, 0.6, ""),
+        (ROUND_TRIP, 0.9, 0.45, ""),
         (OUTCOME, 0.9, 0.45, ""),  # its value is paid, which the area of ends judges
     ],
 )

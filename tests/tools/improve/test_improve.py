@@ -21,7 +21,6 @@ from cosmos_predict2.tools.improve.steps import WayStep
 from cosmos_predict2.tools.improve.way import Options, RecordedSizes, chosen, steps_of
 from imaginaire.buildable import buildable
 from imaginaire.errors import ConfigError, DataError, TrainingError
-from tests.data.lerobot_files import LaxWriter
 from tests.programs import warm_python
 from tests.test_documentation import ROOT
 from tests.tools.improve.test_way import RECORDED, rate, writing
@@ -98,6 +97,8 @@ def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(
     other = replace(options, suite=f"{options.suite}?sentence=elsewhere")
     with pytest.raises(ConfigError, match=r"task 'elsewhere', which no recording.* Known: to the dot"):
         ways.require_suite(other, replace(fitting, sentences=("to the dot",)))
+    with pytest.raises(ConfigError, match=r"--suite gym:dot.*: recorded pictures have height 64 .*another shape"):
+        ways.require_suite(options, replace(fitting, sentences=("to the dot",), recorded_size=(64, 128)))
     stateful = replace(fitting, sentences=("to the dot",), state_dim=3)
     with pytest.raises(ConfigError, match=r"--state: the recordings have 3 numbers .*, but --suite .* shows 0"):
         ways.require_suite(replace(options, state=True), stateful)
@@ -136,7 +137,7 @@ def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: 
 def test_recordings_that_cannot_be_learnt_from_are_refused_at_once(
     num: int, cameras: tuple[str, ...], last: float, fault: str, tmp_path: Path
 ) -> None:
-    writer, pictures = LaxWriter(tmp_path / "data", fps=10), torch.zeros(3, 14, 32, 32, dtype=torch.uint8)
+    writer, pictures = Writer(tmp_path / "data", fps=10), torch.zeros(3, 14, 32, 32, dtype=torch.uint8)
     actions = torch.zeros(14, 2).numpy()
     actions[12, 1] = last
     for _ in range(num):

@@ -32,7 +32,7 @@ from scripts.train import DEFAULT_CONFIG
 from tests.programs import finished, python
 
 OPTIONS = Options(data=Path("my_data"), out=Path("RUN"), suite="gym:ID", clones=1)
-RECORDED = RecordedSizes(size=(64, 64), height=96, camera="top", action_dim=3, num_actions=24, fps=10.0)
+RECORDED = RecordedSizes(size=(64, 64), recorded_size=(96, 96), camera="top", action_dim=3, num_actions=24, fps=10.0)
 
 
 OWN = "cosmos_predict2.rl.policies.toy:ToyPolicy"
@@ -216,11 +216,12 @@ def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"has 2 cameras: name one, --camera "):
         look(options)
     found = look(replace(options, camera="a"))
-    assert found == RecordedSizes((32, 64), 96, "observation.images.a", 2, 4, 10.0, ("a task",))
+    assert found == RecordedSizes((32, 64), (96, 160), "observation.images.a", 2, 4, 10.0, ("a task",))
     with pytest.raises(DataError):
         look(replace(options, data=tmp_path))
     both = look(replace(options, camera="a+b"))
-    assert (both.size, both.height, both.camera) == ((32, 64), 96, "observation.images.a+observation.images.b")
+    assert (both.size, both.recorded_size) == ((32, 64), (96, 160))
+    assert both.camera == "observation.images.a+observation.images.b"
     with pytest.raises(ConfigError, match=r"there is no state 'observation\.state'"):
         look(replace(options, camera="a", state=True))
     larger = replace(options, camera="a", picture_size=128)

@@ -91,8 +91,11 @@ def _failure(error: Exception) -> tuple[str, type | None, str, str]:
     """The answer for an error: its class if it is one of ours, its message, and where it came from."""
     if isinstance(error, UserError):
         return FAILED, type(error), f"{error}", traceback.format_exc()
-    methods = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "self" in frame.f_locals]
-    raised_by = [f" ({type(one.f_locals['self']).__qualname__}.{one.f_code.co_name})" for one in methods[-1:]]
+    methods = [
+        (frame.f_locals.get("self"), frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    of_envs = [(env, name) for env, name in methods if hasattr(env, "step") and hasattr(env, "reset")]
+    raised_by = [f" ({type(env).__qualname__}.{name})" for env, name in of_envs[-1:]]
     return FAILED, None, f"{type(error).__name__}: {error}{''.join(raised_by)}", traceback.format_exc()
 
 
