@@ -78,7 +78,7 @@ def draw(path: str, ways: Sequence[Path]) -> None:
     pane.set_yticklabels([way.name for way in ways])
     pane.invert_yaxis()
     pane.grid(alpha=0.3)
-    pane.legend(fontsize=8, loc="lower left")
+    pane.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
