@@ -75,7 +75,7 @@ def improve(options: Options) -> WayVerdict:
 
 
 def looked_at(options: Options) -> RecordedSizes:
-    """What the recordings decide, once they, the policies and the suite are seen to fit each other."""
+    """The sizes that the recordings decide. Raises where recordings, policies and suite do not fit each other."""
     for policy in options.policies:
         if policy not in POLICIES:
             cloneable(policy)
