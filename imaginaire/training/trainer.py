@@ -217,6 +217,8 @@ class ImaginaireTrainer:
             self.metrics.flush(self.iteration)
         if not model.training:
             model.train()
+        if self.save_wanted:
+            self._save()
         is_save_due = False
         while self.iteration < self.last_iteration and not (self.interrupted and model.at_boundary()):
             batch, output, loss = self._step(model, batches)

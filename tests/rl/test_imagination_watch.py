@@ -67,7 +67,7 @@ def test_a_run_ends_with_the_weights_of_its_best_look_which_every_program_reads(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert watched(tmp_path, FOUND) == 0
-    text = "at iteration 8 with the weights of iteration 4, the best at which all was right"
+    text = "at iteration 8, with the weights of iteration 4, the best that was right"
     assert text in caplog.text and "obedience is 0.2, below 0.5 (at first 0.9): it sleeps" in caplog.text
     folder = run_dir(tmp_path, NAME)
     assert (folder / "checkpoints" / "latest_checkpoint.txt").read_text().strip() == "iter_000000008.pt"
@@ -86,20 +86,25 @@ def test_a_run_ends_with_the_weights_of_its_best_look_which_every_program_reads(
 def test_a_resumed_watch_is_as_one_without_interruption(tmp_path: Path) -> None:
     right = [[0.1 * k, 0.9] for k in range(4)] + [[0.9, 0.3]]
     watched(tmp_path / "whole", right)
-    for last in (4, 6, 10):
+    for last in (0, 4, 6, 10):
         watched(tmp_path / "parts", right, f"trainer.max_iter={last}")
     assert difference(saved(tmp_path / "whole", NAME), saved(tmp_path / "parts", NAME)) is None
     files = [(run_dir(tmp_path / part, NAME) / FILE).read_text() for part in ("whole", "parts")]
     assert files[0] == files[1] and len(json.loads(files[0])["looks"]) == 5
 
 
-def test_a_first_look_that_is_wrong_warns_or_stops_and_has_nothing_to_go_back_to(
+def test_a_first_look_that_is_wrong_warns_or_stops_or_goes_back_to_the_beginning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = "imagined episodes cannot be trusted at iteration 2: obedience is 0.1"
-    for on_alarm in ("stop", "best"):
-        with pytest.raises(TrainingError, match=text):
-            watched(tmp_path / on_alarm, [[0.3, 0.1]], on_alarm=on_alarm)
+    with pytest.raises(TrainingError, match=text):
+        watched(tmp_path / "stop", [[0.3, 0.1]], on_alarm="stop")
+    assert watched(tmp_path / "best", [[0.3, 0.1]]) == 0
+    assert "ended at iteration 2, with the weights that it began with" in caplog.text
+    folder = run_dir(tmp_path / "best", NAME)
+    first = read_policy(str(folder / "checkpoints/model/iter_000000000.pt"))[0].state_dict()
+    newest = read_policy(str(folder))[0].state_dict()
+    assert all(torch.equal(newest[name], first[name]) for name in first)
     assert watched(tmp_path / "warn", [[0.3, 0.1]] * 5, on_alarm="warn") == 0 and text in caplog.text
     with pytest.raises(ConfigError, match="keep_last=2"):
         watched(tmp_path / "keep", FOUND, "checkpoint.keep_last=2")

@@ -9,6 +9,7 @@ second.
 """
 
 import logging
+import math
 from typing import Any, Literal
 
 from torch import Tensor
@@ -28,7 +29,8 @@ ALARMS = ("warn", "stop", "best")
 
 class ImaginationAlarm(Callback):
     """Looks at a run from time to time. ``on_alarm``: where something is wrong it warns, the run stops with an error,
-    or with "best" it ends with the weights of the best look before, which become its newest checkpoint."""
+    or with "best" it ends with the weights of the best look before, else with those that it began with, which become
+    its newest checkpoint."""
 
     def __init__(self, on_alarm: Literal["warn", "stop", "best"]) -> None:
         super().__init__()
@@ -46,6 +48,8 @@ class ImaginationAlarm(Callback):
             found = f"trainer.callbacks.{self.name}.on_alarm=best goes back to a checkpoint"
             kept = f"checkpoint.keep_last={self.config.checkpoint.keep_last}"
             raise ConfigError(f"{found} that {kept} may remove: set it to null, or on_alarm to warn or stop.")
+        if self.on_alarm == "best" and not self._saved:
+            self._right, self.trainer.save_wanted = -math.inf, True  # of the beginning, to go back to
 
     def on_save_checkpoint_start(self, model: Any, iteration: int = 0) -> None:
         if self._right is not None:
@@ -62,14 +66,12 @@ class ImaginationAlarm(Callback):
         elif self.on_alarm == "stop" or not self._saved:
             raise TrainingError(problem)
         else:
-            target = int(max(self._saved, key=lambda one: (one[1], one[0]))[0])
+            worth, target = max((value, int(saved)) for saved, value in self._saved)
             self.trainer.checkpointer.restore_weights(model, target)
             self.trainer.last_iteration = iteration
             self.trainer.metrics.log({"watch/returned_to": float(target)}, iteration)
-            self._ended = (
-                f"{problem} So the run has ended, at iteration {iteration} with the weights of iteration {target}, the"
-                " best at which all was right. They are its newest checkpoint."
-            )
+            which = "that it began with" if worth == -math.inf else f"of iteration {target}, the best that was right"
+            self._ended = f"{problem} So the run has ended at iteration {iteration}, with the weights {which}."
             log.warning("%s", self._ended)
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,8 +13,8 @@ calibrate:
     watch/noise_is_paid     the value of sampled actions less that of greedy ones
     watch/approx_kl         the distance of a step's policy to the one that played, as a mean since the last look
 
-and the others of `check.policy_figures`. Where one leaves its range, the run goes back to the weights of
-its best look before and ends: its newest checkpoint has them. RUN/imagination_watch.json has all looks.
+and the others of `check.policy_figures`. Where one leaves its range, the run goes back to the weights of its best look
+before, else of its beginning, and ends: its newest checkpoint has them. RUN/imagination_watch.json has all looks.
 """
 
 import logging

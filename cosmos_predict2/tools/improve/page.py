@@ -14,6 +14,7 @@ from typing import Any
 from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import CLONE, lines_of, table
+from cosmos_predict2.rl.imagined.watch import FILE as WATCHED
 from cosmos_predict2.tools.improve import way
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner, WayStep
 from cosmos_predict2.tools.improve.way import Clone, Options, Phase, chosen, clones_of, phases_of
@@ -76,6 +77,16 @@ class WayResults:
         return [one for one in asked if self.card(one)["verdict"] == "no" and not self.options.allow_unchecked]
 
     @cached_property
+    def stopped(self) -> dict[int, str]:
+        """Why the watch ended learning at its first look, with the weights that it began with, by phases' numbers."""
+        found = {}
+        for phase in self.phases:
+            seen = self.read(str((phase.run / WATCHED).relative_to(self.options.out)))
+            if self.is_done(f"learning{phase.end}") and seen.get("ended") and len(seen["looks"]) == 1:
+                found[phase.number] = seen["ended"]
+        return found
+
+    @cached_property
     def is_full(self) -> bool:
         """True where the clone that is chosen truly succeeds (nearly) always, and nothing has learnt of it: the way
         ends there."""
@@ -93,6 +104,8 @@ class WayResults:
     def kept(self, phase: Phase) -> Path | None:
         """The learnt policy, or the one that learnt where that truly succeeds more, on starts that serve for nothing
         else; None where not all were tried."""
+        if phase.number in self.stopped:
+            return phase.policy
         names = [*phase.trials_before, phase.trial_after]
         if not all(map(self.is_done, names)):
             return None
@@ -120,10 +133,12 @@ class WayResults:
 
     def left_out(self) -> set[str]:
         """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
-        the gate and all behind it where nothing is left to learn; the truth of what is not kept."""
+        the trials of what the watch stopped at once; the gate and all behind it where nothing is left to learn; the
+        truth of what is not kept."""
         refused, steps = self.refused, [step.name for step in self.runner.steps]
-        names = {f"{name}{phase.end}" for phase in refused for name in ("learning", "export", way.TRIAL_AFTER)}
-        names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in refused if phase.clone is None}
+        untried = [*refused, *(phase for phase in self.phases if phase.number in self.stopped)]
+        names = {f"{name}{phase.end}" for phase in untried for name in ("learning", "export", way.TRIAL_AFTER)}
+        names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in untried if phase.clone is None}
         if refused and refused[-1] == self.phases[-1]:
             names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
         if self.is_full:
@@ -160,13 +175,13 @@ class WayResults:
             next_step = self.card(refused[-1])["next_step"] + (again if options.suite else "")
             return WayVerdict("refused", sentence, next_step)
         checked = self._checked(done, better)
+        if not better:
+            sentence = f"What was learnt is not kept: {self.tried(done[-1])} ({checked}). RUN/policy is the clone."
+            return WayVerdict("kept", sentence + self._choice(), _NEXT["kept"] + self._in_simulator())
         if not options.suite:
             sentence = f"A policy has learnt in imagination ({checked}); how often it truly succeeds was not measured."
             return WayVerdict("unmeasured", sentence, _NEXT["unmeasured"])
         before = self.success(self.truth_of(chosen(options)))
-        if not better:
-            sentence = f"What was learnt is not kept: {self.tried(done[-1])} ({checked}). RUN/policy is the clone."
-            return WayVerdict("kept", sentence + self._choice(), _NEXT["kept"] + self._in_simulator())
         after = self.success(f"after{better[-1].end}")
         low, high = difference(before, after)
         word = "better" if low > 0 else "worse" if high < 0 else "unclear"
@@ -207,7 +222,8 @@ class WayResults:
             checked += f", and no to phase {phase.number}"
         for phase in done:
             if better and self.became_worse(phase):
-                checked += f"; what was learnt in phase {phase.number} was worse and is not kept"
+                why = "cannot be trusted" if phase.number in self.stopped else "was worse"
+                checked += f"; what was learnt in phase {phase.number} {why} and is not kept"
         for phase in better:
             if phase.is_anew and (phase in self.refused or self.became_worse(phase)):
                 checked += f"; phase {phase.number} ends with its new clone"
@@ -231,6 +247,9 @@ class WayResults:
         return f"{text}: {rates} ({_change(one, best)})."
 
     def tried(self, phase: Phase) -> str:
+        """Why what a phase learnt is kept, or not."""
+        if phase.number in self.stopped:
+            return self.stopped[phase.number].rstrip(".")
         before = max((self.success(name) for name in phase.trials_before), key=lambda found: found["rate"])
         after = self.success(phase.trial_after)
         rates = f"{after['rate']:.3f} of {after['episodes']} true episodes, and {before['rate']:.3f} before"
@@ -370,9 +389,9 @@ def _policy(page: Page, results: WayResults, phase: Phase) -> None:
     if (kept := results.kept(phase)) is not None:
         words = f"What it learnt is {'not kept' if kept == phase.policy else 'kept'}"
         page.verdict(f"{words}: {results.tried(phase)}.")
-        names = [*phase.trials_before, phase.trial_after]
-        rows = [(name.replace("_", " "), [results.success(name)[key] for key in BOUNDS]) for name in names]
-        page.table("true success, trials", list(BOUNDS), rows)
+        names = [name for name in (*phase.trials_before, phase.trial_after) if results.is_done(name)]
+        if rows := [(name.replace("_", " "), [results.success(name)[key] for key in BOUNDS]) for name in names]:
+            page.table("true success, trials", list(BOUNDS), rows)
     if not results.became_worse(phase):
         _truth(page, results, f"after{phase.end}")
 

@@ -19,6 +19,7 @@ import torch
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.imagined.verdict import CLONE
+from cosmos_predict2.rl.imagined.watch import FILE as WATCHED
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.improve import keep
 from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, difference, write_page
@@ -461,6 +462,39 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         (tmp_path / name / "evaluation.json").write_text("{}")
         with pytest.raises(DataError, match=f"{name}/evaluation.json is no evaluation .* Remove .*/{name}:"):
             ways.improve(options)
+
+
+@pytest.mark.parametrize("suite", ["gym:any", "mine:Robot", ""])
+def test_learning_that_the_watch_stops_at_once_keeps_the_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str
+) -> None:
+    """The way ended with an error, without a result."""
+    options = replace(OPTIONS, out=tmp_path, suite=suite)
+    (phase,) = phases_of(options)
+    phase.policy.mkdir(parents=True)
+    (phase.policy / "weights").write_text("the clone")
+    run = phase.run.relative_to(tmp_path)
+    ended = "approx_kl is 0.3, above 0.2: lower optimizer.lr. So the run has ended at iteration 2."
+    contents: dict[str, tuple[str, Any]] = {"gate": ("card.json", _card("doubtful", ""))}
+    contents["learning"] = f"{run}/{WATCHED}", {"looks": [{"iteration": 2}], "ended": ended}
+    contents["export"] = "learnt/weights", ""
+    contents |= {
+        name: (f"{name}/evaluation.json", rate(40)) for name in ("trial_before", "trial_after", "before", "after")
+    }
+    phase.run.mkdir(parents=True)
+    (phase.run / "metrics.jsonl").write_text('{"iteration": 1}')
+    steps = writing(tmp_path, contents)
+    for name, value in (("steps_of", steps), ("look", RECORDED), ("require_suite", None)):
+        monkeypatch.setattr(ways, name, lambda *_, value=value: value)
+    found = ways.improve(options)
+    assert found.word == "kept" and ended.rstrip(".") in found.sentence and found.next_step.startswith("Use the clone")
+    assert (phase.result / "weights").read_text() == "the clone"
+    assert found.sentence in (tmp_path / "index.html").read_text() and (tmp_path / "before").exists()
+    assert not any((tmp_path / name).exists() for name in ("learnt", "trial_before", "trial_after", "after"))
+    (phase.run / WATCHED).write_text(json.dumps({"looks": [{}, {}], "ended": ended}))
+    assert ways.improve(options).word == ("unclear" if suite else "unmeasured"), (
+        "a later look goes back to what is right"
+    )
 
 
 @pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
