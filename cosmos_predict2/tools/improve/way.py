@@ -262,9 +262,17 @@ class _Way:
         self.suite_size = (*self.suite, *_flags(**suites.size_of_recordings(options.suite, recorded.recorded_size[0])))
         self.size = f"[{recorded.size[0]},{recorded.size[1]}]"
         self.area = len(cameras_in(recorded.camera)) * recorded.size[0] * recorded.size[1] / USUAL_AREA
-        files = map(_file_of, (*options.imports, *options.policies, options.suite))
         self.chosen = chosen(options)
-        self.modules = tuple(path for path in files if path is not None)
+
+    def modules(self, *policies: str, suite: str = "") -> tuple[Path, ...]:
+        """The files of the user's own code that policies of these kinds and a suite need."""
+        own = [kind for kind in policies if kind not in POLICIES]
+        files = map(_file_of, (*(self.options.imports if own or suite else ()), *own, suite))
+        return tuple(path for path in files if path is not None)
+
+    def playing(self) -> tuple[Path, ...]:
+        """Those of what plays in the suite."""
+        return self.modules(*self.options.policies, suite=self.options.suite)
 
     def check(self) -> WayStep:
         found, data = self.out / "recordings.json", self.options.data
@@ -334,7 +342,7 @@ class _Way:
             "trainer.seed": clone.seed,
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
-        reads = (phase.data, phase.split, *self.modules)
+        reads = (phase.data, phase.split, *self.modules(clone.policy))
         return WayStep(clone.name, clone.title, words, reads, (clone.folder(self.out),), guess_s=130)
 
     def choice(self, phase: Phase, clones: Sequence[Clone]) -> WayStep:
@@ -346,7 +354,8 @@ class _Way:
         if is_played:
             words += (*self.suite_size, *_flags(first=FIRST_CHOICE, episodes=max(1, self.options.episodes // 2)))
         words += (*self.seed, "--policies", *map(str, policies))
-        reads = (phase.world_model / "checkpoints", phase.reward, phase.starts, *policies, *self.modules)
+        own = self.playing() if is_played else self.modules(*self.options.policies)
+        reads = (phase.world_model / "checkpoints", phase.reward, phase.starts, *policies, *own)
         guess_s = (45 if is_played else 20) * len(clones) * self.area
         codes = (0, 1) if is_played else (0,)  # 1: imagination's order is wrong, which then does not count
         return WayStep(CHOICE, "choice of a clone", words, reads, (ranking,), guess_s, codes=codes)
@@ -362,9 +371,10 @@ class _Way:
         words += _flags(world_model=phase.world_model, reward=phase.reward, policy=phase.policy)
         words += (*self.imports, *self.suite, *self.camera, *self.seed)
         words += _flags(success_column=self.options.success_column, out=phase.card)
-        reads = (phase.data, phase.split, phase.world_model / "checkpoints", phase.reward, phase.policy)
+        judged = (phase.world_model / "checkpoints", phase.reward, phase.policy)
+        reads = (phase.data, phase.split, *judged, *self.playing())
         how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
-        return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, (*reads, *self.modules), (phase.card,), **how)
+        return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, reads, (phase.card,), **how)
 
     def learning(self, phase: Phase) -> WayStep:
         given = {
@@ -387,7 +397,7 @@ class _Way:
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
         learnt_in = (phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card)
-        reads = (*learnt_in, phase.data, phase.split, *self.modules)
+        reads = (*learnt_in, phase.data, phase.split, *self.modules(self.chosen.policy))
         title = f"learning in imagination{phase.title}"
         return WayStep(f"learning{phase.end}", title, words, reads, (phase.run,), guess_s=250 * self.area)
 
@@ -413,7 +423,7 @@ class _Way:
 
     def export(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.convert", *self.imports, str(phase.run), str(phase.learnt))
-        reads = (phase.run / "checkpoints", *self.modules)
+        reads = (phase.run / "checkpoints", *self.modules(self.chosen.policy))
         return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.learnt,))
 
     def trial(self, name: str, title: str, policy: Path) -> WayStep:
@@ -421,7 +431,7 @@ class _Way:
         episodes = max(1, self.options.episodes // 2)
         words = ("-m", "scripts.evaluate_policy", *self.imports, *self.suite_size, *self.seed)
         words += _flags(policy=policy, first=FIRST_TRIED, episodes=episodes, draws=1, out=self.out / name)
-        return WayStep(name, title, words, (policy, *self.modules), (self.out / name,), guess_s=episodes * 0.25)
+        return WayStep(name, title, words, (policy, *self.playing()), (self.out / name,), guess_s=episodes * 0.25)
 
     def truth(self, when: str, phase: Phase, policy: Path) -> WayStep:
         """A policy on the held-out starts, and the same actions imagined."""
@@ -430,7 +440,7 @@ class _Way:
         first = FIRST_HELD_OUT if ":" in self.options.suite else 0  # named ones have few starts
         words += _flags(policy=policy, first=first, episodes=episodes, draws=1, world_model=phase.world_model)
         words += _flags(reward=phase.reward / REWARD, videos=4, out=self.out / name)
-        reads = (policy, phase.world_model / "checkpoints", phase.reward, *self.modules)
+        reads = (policy, phase.world_model / "checkpoints", phase.reward, *self.playing())
         return WayStep(name, f"truth {when}{phase.title}", words, reads, (self.out / name,), guess_s=episodes * 0.5)
 
     def collect(self, phase: Phase) -> WayStep:
@@ -440,7 +450,7 @@ class _Way:
         # What a robot plays: more successes to clone than attempts have, and what imagination judges worst.
         words += ("--mode", "greedy", *_flags(policy=phase.before, episodes=COLLECTED, base=before, first=first))
         words += _flags(fps=f"{self.recorded.fps:g}", camera=self.recorded.camera, out=phase.data)
-        title, reads = f"episodes of the policy{phase.title}", (phase.before, before, *self.modules)
+        title, reads = f"episodes of the policy{phase.title}", (phase.before, before, *self.playing())
         return WayStep(f"collect{phase.end}", title, words, reads, (phase.data,), guess_s=COLLECTED * 0.5)
 
 

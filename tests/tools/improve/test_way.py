@@ -102,6 +102,21 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     assert one[one.index("--episodes") + 1] == "1"
 
 
+def test_an_environment_that_changed_is_played_again_and_nothing_is_cloned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clone reads recordings alone; it was trained again."""
+    (tmp_path / "worlds_of_a_test.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    options = replace(OPTIONS, suite="gym:worlds_of_a_test:ID", policies=("pi05", OWN), clones=2, phases=1)
+    for given in (options, replace(options, suite="gym:ID", imports=("worlds_of_a_test",), policies=("pi05",))):
+        steps = steps_of(given, RECORDED)
+        readers = {step.name for step in steps if tmp_path / "worlds_of_a_test.py" in step.reads}
+        assert readers == {step.name for step in steps if "--suite" in step.words}
+    of_policy = [s.name for s in steps_of(options, RECORDED) if any(path.name == "toy.py" for path in s.reads)]
+    assert of_policy[:3] == ["clone_2", "clone_4", "choice"], "of the policy that the file has"
+
+
 @pytest.mark.slow
 def test_nothing_that_the_way_runs_or_builds_knows_the_toy_world() -> None:
     """The experiments are registered beside those of the toy world; what they build, and every program, needs none."""
