@@ -143,8 +143,11 @@ class WayResults:
             names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
         if self.is_full:
             names |= set(steps[steps.index(way.GATE) :])
-        if way.CHOSEN in steps or self.is_full:  # then what the choice brought is known
+        is_other = chosen(self.options) != clones_of(self.options)[0]
+        if is_other or self.is_full:  # then what the choice brought is known
             names -= {"before", way.CHOSEN}
+        if not is_other:  # it is the one of "before"
+            names |= {way.CHOSEN}
         for phase in self.phases:
             after = {f"after{phase.end}"}
             names = names - after if self.brings(phase) else names | after

@@ -95,7 +95,7 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     assert not any("trial" in step.name or "--camera" in step.words for step in few)
     assert "'--seed', '0'" in str(few)
     truth = [dict(itertools.pairwise(step.words))["--first"] for step in few if "--first" in step.words]
-    assert truth == ["0", "0"], "of a suite with few starts all are played"
+    assert len(truth) >= 2 and {*truth} == {"0"}, "of a suite with few starts all are played"
     of_keys = [step.name for step in steps if "action.a" in " ".join(step.words)]
     assert of_keys[:2] == ["split", "world_model"] and {"starts", "clone", "clone_phase_3", "starts_3"} <= {*of_keys}
     (one,) = (s.words for s in steps_of(replace(options, episodes=1, phases=0), RECORDED) if s.name == "trial_after")
@@ -149,6 +149,7 @@ def test_the_first_of_the_ranking_learns(tmp_path: Path) -> None:
     value = {"value": 0.5, "low": 0.4, "high": 0.6}
     rows = [{"policy": f"elsewhere/posttraining/cloning/{name}/policy", "value": value} for name in order]
     write_json(options.out / "ranking.json", {"policies": rows})
+    assert [step.name for step in steps_of(options, RECORDED)] == names, "the steps are counted as before"
     found = learning()
     assert "experiment=vla_grpo_recordings_pi05 " in found and "cloning/clone_4/policy" in found
     anew = learning("clone_phase_2")
@@ -330,7 +331,8 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
     assert f"{said} openvla_oft, seed 0, 0.200 (+0.250, with 95 %" in found.sentence
 
     (tmp_path / "ranking.json").write_text(json.dumps({"policies": rows[::-1], "problem": ""}))
-    plan = Runner(tmp_path, [step for step in steps if step.name != "chosen"])
+    plan = Runner(tmp_path, steps)
+    assert "chosen" in WayResults(options, plan).left_out()
     assert "clone, openvla_oft, seed 0, is first in imagination." in WayResults(options, plan).verdict().sentence
     for row in rows:
         row["true_success"] = {"value": 0.5}
