@@ -49,6 +49,8 @@ def test_the_first_steps_of_a_clone_are_small(name: str) -> None:
     """Adam's first step moves each weight by the whole rate, which took a clone out of what can be trusted."""
     schedule = instantiate(compose(CONFIG, [f"experiment={name}", "ckpt_type=dummy"]).scheduler)
     assert [schedule(n) for n in (0, 5, 10, 79)] == pytest.approx([0.1, 0.55, 1, 1])
+    whole = instantiate(compose(CONFIG, [f"experiment={name}", "ckpt_type=dummy", "scheduler=constant"]).scheduler)
+    assert whole(0) == 1, "keys of the one that rises are not left over"
 
 
 def test_a_refined_policy_is_watched_by_the_recordings_of_its_world_models_run(tmp_path: Path) -> None:

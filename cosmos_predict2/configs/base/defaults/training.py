@@ -43,6 +43,9 @@ CYCLES = dict(  # one entry per cycle
 SCHEDULERS = {  # multipliers of the learning rate
     "lambdalinear": L(lambda_linear)(**CYCLES),
     "lambdacosine": L(lambda_cosine)(**CYCLES),
+    # Of clones that learn on. By whole steps from the first on, that one took a clone of sweep-into-v3 1.3 nats a chunk
+    # away: Adam's moves each weight by all of the rate.
+    "rising": L(lambda_linear)(**{**CYCLES, "warm_up_steps": [10], "cycle_lengths": [10], "f_start": [0.1]}),
     "constant": L(constant)(rate=1.0),
 }
 POWER = dict(enabled=True, rate=0.1, iteration_shift=0)  # of the weights, averaged

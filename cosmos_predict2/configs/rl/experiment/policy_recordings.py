@@ -9,7 +9,7 @@ actions are read from the file of starts; nothing is set for a robot.
 from functools import partial
 from typing import Any
 
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import WARM_UP, learning, seeing_policy
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, seeing_policy
 from cosmos_predict2.configs.rl.imagination import imagination_of, training_data_of, world_model_of
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -69,7 +69,7 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         every=EVERY * MINIBATCHES,
         log=MINIBATCHES,
         rate=RATES.get(label, LEARNING_RATE),
-        warm_up=WARM_UP,
+        scheduler="rising",
         run_validation=True,
         distributed_parallelism="ddp",
         callbacks=dict(imagination_watch=watch(LARGEST_KL.get(label, 0.06))),

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from cosmos_predict2.configs.rl.experiment.policy_toy_world import WARM_UP, learning, seeing_policy, starts
+from cosmos_predict2.configs.rl.experiment.policy_toy_world import learning, seeing_policy, starts
 from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
 from cosmos_predict2.rl.episodes.config import PolicyLossConfig, VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episode_starts import EpisodeStarts
@@ -159,7 +159,7 @@ def in_lift(name: str, label: str) -> dict[str, Any]:
     policy = seeing_policy(label, f"checkpoints/policies/tiny_{label}_7")
     rl = VLARLConfig(group_size=MEMBERS, minibatches=MINIBATCHES)
     data = starts(100_000, LIFT_GROUPS, shuffle=True), starts(8, 8, shuffle=False)
-    numbers = dict(length=40 * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
+    numbers: dict[str, Any] = dict(length=40 * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
     return learning(name, VLAGRPOConfig(policy=policy, env=env, rl=rl), *data, **numbers)
 
 
@@ -186,7 +186,7 @@ def in_suite(name: str, label: str) -> dict[str, Any]:
     data = learnt, starts(HELD_OUT, HELD_OUT, shuffle=False)
     config = VLAGRPOConfig(policy=seeing_policy(label, "outputs/my_policy"), rl=rl)
     numbers: dict[str, Any] = dict(length=EXPERIENCES * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
-    numbers |= dict(rate=RATES.get(label, 3e-4), warm_up=WARM_UP)
+    numbers |= dict(rate=RATES.get(label, 3e-4), scheduler="rising")
     return learning(name, config, *data, **numbers, run_validation=True, distributed_parallelism="ddp")
 
 

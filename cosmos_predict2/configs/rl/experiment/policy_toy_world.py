@@ -41,8 +41,6 @@ GROUPS, MEMBERS = 24, 8
 UPDATES, MINIBATCHES = 4, 4
 HELD_OUT = 200  # starts of a validation batch
 SHOWN = 4  # of them, as videos
-# Iterations. By whole steps from the first on, that one took a clone of sweep-into-v3 1.3 nats a chunk away.
-WARM_UP = 10
 EPISODE = 24  # actions
 PHASES, EVERY = 14, 6
 NFT: dict[str, Any] = dict(
@@ -76,25 +74,17 @@ def learning(
     every: int,
     log: int,
     rate: float = 3e-4,
-    warm_up: int = 0,
+    scheduler: str = "constant",
     **trainer: Any,
 ) -> dict[str, Any]:
-    """The run of a policy, for ``length`` iterations, which are validated and saved after ``every`` of them.
-
-    The rate rises during ``warm_up``: Adam's first step moves each weight by all of it.
-    """
-    kind, rises = "constant", {}
-    if warm_up:
-        kind, ends = "lambdalinear", dict(f_start=[1 / warm_up], f_max=[1.0], f_min=[1.0])
-        rises["scheduler"] = dict(warm_up_steps=[warm_up], cycle_lengths=[warm_up], **ends)
+    """The run of a policy, for ``length`` iterations, which are validated and saved after ``every`` of them."""
     return dict(
-        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": kind}, "_self_"],
+        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": scheduler}, "_self_"],
         job=job(name, group="reinforcement_learning"),
         model=L(VLAGRPOModel)(config=config, _recursive_=False),
         dataloader_train=train,
         dataloader_val=val,
         optimizer=dict(lr=rate, weight_decay=0.0, betas=[0.9, 0.999]),
-        **rises,
         trainer=dict(max_iter=length, logging_iter=log, validation_iter=every, **trainer),
         checkpoint=dict(save_iter=every),
     )
@@ -189,7 +179,9 @@ def tiny(name: str, experiences: int, every: int, updates: int = UPDATES, **conf
         VLAGRPOConfig(eval_env=eval_env, rl=rl, **config),
         starts(100_000, GROUPS, shuffle=True),
         starts(4 * HELD_OUT, HELD_OUT, shuffle=False),
-        **dict(length=experiences // every * per_check, every=per_check, log=steps),
+        length=experiences // every * per_check,
+        every=per_check,
+        log=steps,
         run_validation=True,
         distributed_parallelism="ddp",
         ddp=dict(static_graph=False),  # a step trains the policy or the world model
