@@ -18,7 +18,7 @@ TOY_HELD_OUT = 2**20
 _EPILOG = """\
 Without --starts and --reward it is the toy world. Clients name the address where others name an environment:
   python -m scripts.evaluate_policy --suite wfm://HOST:8100 --policy RUN
-  python -m scripts.train -- experiment=vla_grpo_served model.config.env=wfm://HOST:8100
+  python -m scripts.train -- experiment=vla_grpo_served model.config.env=wfm://HOST:8100 model.config.policy.path=RUN
 
 examples:
   python -m scripts.serve_world_model

@@ -71,7 +71,8 @@ class ConvPolicy(nn.Module, PolicyDefaults):
         if wrong := sorted(sizes.keys() - set(known)):
             raise ConfigError(f"policy.{wrong[0]}: a convolutional policy takes no such size.{near(wrong[0], known)}")
         if not path and not {"actions", "tasks"} <= sizes.keys():
-            raise ConfigError("policy.path is empty: give a clone (experiment=clone_recordings_conv makes one).")
+            cure = "give a clone (experiment=clone_recordings_conv makes one)"
+            raise ConfigError(f"model.config.policy.path is empty: {cure}.")
         self.config = config = ConvConfig(**{**(sizes_at(path) if path else {}), **sizes})
         self.arguments = asdict(config)  # that build it again
         self.action_dim, self.chunk = len(config.actions["q01"]), config.chunk

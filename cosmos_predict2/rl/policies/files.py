@@ -269,7 +269,8 @@ def require_public(path: str, name: str) -> None:
     """Raise where the path is no folder or hub id in the public layout of a policy (openvla_oft, pi05)."""
     if not path:
         raise CheckpointError(
-            f"the policy has no weights. A folder in {_LABELS[name]}'s public layout or a hub id is expected, such as"
+            "the policy has no weights. A clone (experiment=clone_recordings...), a folder in"
+            f" {_LABELS[name]}'s public layout or a hub id is expected, such as"
             f" model.config.policy.path={EMBODIED_DIR}/{EMBODIED[name][1]}, which this fetches:\n"
             f"  python -m scripts.download_checkpoints --embodied {name}"
         )

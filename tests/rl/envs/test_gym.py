@@ -19,7 +19,7 @@ from cosmos_predict2.rl.envs.simulators.gym import GymTask, averaged
 from cosmos_predict2.rl.policies.cloning import CloneWindows, clone
 from cosmos_predict2.rl.policies.conv import ConvPolicy
 from cosmos_predict2.rl.policies.files import read_policy, write_policy
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, UserError
 from tests.rl.runs import CONFIG
 from tests.training import records, run_dir, train
 
@@ -56,6 +56,9 @@ def test_a_registered_environment_is_a_suite_in_processes_of_its_own() -> None:
 def test_a_simulator_that_is_not_given_is_asked_for_by_its_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.config\.env is not set.*such as model\.config\.env=gym:"):
         train(tmp_path, ["experiment=vla_grpo_suite_conv"], config=CONFIG)
+    for name, asks in (("conv", " is empty: give a clone"), ("pi05", ": the policy has no weights. A clone")):
+        with pytest.raises(UserError, match=rf"model\.config\.policy\.path{asks}"):
+            train(tmp_path, [f"experiment=vla_grpo_suite_{name}", "model.config.env=gym:ID"], config=CONFIG)
 
 
 @pytest.mark.slow

@@ -59,10 +59,9 @@ def recordings(name: str, label: str) -> dict[str, Any]:
         advantage=GroupAdvantageConfig(**OF_RECORDINGS),
         loss=PolicyLossConfig(ratio_level="chunk"),
     )
-    policy = seeing_policy(label, "outputs/my_policy")
     return learning(
         name,
-        VLAGRPOConfig(policy=policy, env=env, card="outputs/my_card.json", rl=rl),
+        VLAGRPOConfig(policy=seeing_policy(label, None), env=env, card="outputs/my_card.json", rl=rl),
         starts("train", GROUPS),
         starts("held_out", GROUPS * MEMBERS),
         length=EXPERIENCES * MINIBATCHES,

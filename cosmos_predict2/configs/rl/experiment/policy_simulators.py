@@ -175,7 +175,7 @@ RATES, KLS = {"conv": 2e-4}, {"conv": 0.01}  # of draws as narrow as its the sam
 
 
 def in_suite(name: str, label: str) -> dict[str, Any]:
-    """``model.config.env``, the suite's name as --suite takes it, is to be given."""
+    """``model.config.env``, the suite's name as --suite takes it, and ``policy.path``, a clone, are to be given."""
     rl = VLARLConfig(
         group_size=MEMBERS,
         minibatches=MINIBATCHES,
@@ -184,7 +184,7 @@ def in_suite(name: str, label: str) -> dict[str, Any]:
     )
     learnt = L(ResumableLoader)(dataset=L(EpisodeStarts)(num=100_000, first=LEARNT_FROM), batch_size=24, shuffle=True)
     data = learnt, starts(HELD_OUT, HELD_OUT, shuffle=False)
-    config = VLAGRPOConfig(policy=seeing_policy(label, "outputs/my_policy"), rl=rl)
+    config = VLAGRPOConfig(policy=seeing_policy(label, None), rl=rl)
     numbers: dict[str, Any] = dict(length=EXPERIENCES * MINIBATCHES, every=10 * MINIBATCHES, log=MINIBATCHES)
     numbers |= dict(rate=RATES.get(label, 3e-4), scheduler="rising")
     return learning(name, config, *data, **numbers, run_validation=True, distributed_parallelism="ddp")

@@ -90,13 +90,14 @@ def learning(
     )
 
 
-def seeing_policy(label: str, path: str = "") -> Any:
-    """A policy that sees pictures, of a folder of scripts.train_policy or a clone; its class is imported here."""
+def seeing_policy(label: str, path: str | None = "") -> Any:
+    """A policy that sees pictures, of a folder of scripts.train_policy or a clone (None: to be given by a user); its
+    class is imported here."""
     if label == "conv":
         from cosmos_predict2.rl.policies.conv import ConvPolicy
 
         return L(ConvPolicy)(path=path)
-    path = path or f"checkpoints/policies/tiny_{label}"
+    path = f"checkpoints/policies/tiny_{label}" if path == "" else path
     if label == "pi05":
         from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 
