@@ -44,11 +44,10 @@ def run(args: argparse.Namespace) -> int:
         if not isinstance(found, WorkerError):
             print(f"broken rule: {error}")
             return 1
-        what, _, traceback = str(found).partition("\n")
         cure = "Mend it"
-        if ".step)" in what:
+        if found.is_in_episode:
             cure += ", or end the episode there (terminated): elsewhere such an episode is lost"
-        raise ConfigError(f"{args.suite}: {what.rstrip('.')}. {cure}.\n{traceback}") from found
+        raise ConfigError(f"{args.suite}: {found.what.rstrip('.')}. {cure}.\n{found.traceback.rstrip()}") from found
 
 
 def look(args: argparse.Namespace) -> int:
@@ -103,9 +102,11 @@ def look(args: argparse.Namespace) -> int:
 
 def built(place: Any, num_envs: int, chunk: int) -> Any:
     """An environment for actions of any width, whose first exception is raised here."""
+    from cosmos_predict2.rl.envs.simulators.workers import WorkerEnv
+
     env = place.env(num_envs, SimpleNamespace(action_dim=None, chunk=chunk, sentences=()))
-    if hasattr(env, "max_deaths"):  # of workers, which otherwise go on without an episode or two
-        env.max_deaths = 0
+    if isinstance(env, WorkerEnv):
+        env.max_deaths = 0  # otherwise it goes on without an episode or two
     return env
 
 

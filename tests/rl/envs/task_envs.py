@@ -107,9 +107,12 @@ class Stuck(ToyTask):
 
     def step(self, action: NDArray[Any]) -> tuple[dict[str, Any], float, bool]:
         self.num_steps += 1
+        return super().step(action)
+
+    def _observed(self) -> dict[str, Any]:
         if self.num_steps > 1:
             raise RuntimeError("motor 3 does not answer")
-        return super().step(action)
+        return super()._observed()
 
 
 class Unlicensed(ToyTask):

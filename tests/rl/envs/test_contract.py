@@ -261,7 +261,7 @@ def test_an_exception_of_an_environment_is_named_by_its_class_and_method(capsys:
     """A rollout goes on without the episode, which the first rule on ends would be blamed for here."""
     assert looked_at("tests.rl.envs.task_envs:Stuck") == 2
     told = capsys.readouterr()
-    assert r"RuntimeError: motor 3 does not answer (Stuck.step). Mend it, or end" in told.err and not told.out
+    assert r"RuntimeError: motor 3 does not answer (Stuck._observed). Mend it, or end" in told.err and not told.out
     assert looked_at("tests.rl.envs.task_envs:Unlicensed") == 2
     assert "(char 0) (Unlicensed.reset). Mend it.\n" in capsys.readouterr().err, "of a library, before the episode"
 

@@ -42,11 +42,14 @@ OnStep = Callable[[int, float, bool, Any], None]
 
 
 class WorkerError(TrainingError):
-    """A simulator could not start, or was lost too often. ``env`` is its number, ``traceback`` the worker's."""
+    """A simulator could not start, or was lost too often. ``env`` is its number, ``what`` a sentence, ``traceback`` the
+    worker's; ``is_in_episode`` is true where it was to play actions."""
+
+    is_in_episode = False
 
     def __init__(self, env: int, message: str, traceback: str = "") -> None:
-        super().__init__(f"Environment {env}: {message}\n{traceback}".rstrip())
-        self.env, self.traceback = env, traceback
+        self.env, self.what, self.traceback = env, f"Environment {env}: {message}", traceback
+        super().__init__(f"{self.what}\n{traceback}".rstrip())
 
 
 @dataclass(eq=False)
@@ -288,6 +291,8 @@ class WorkerEnv(EnvDefaults):
                 del deadlines[i]
                 failures += self._bury(i, f"no answer in {timeout:g} seconds")
         if failures:
+            if isinstance(error := failures[0], WorkerError):
+                error.is_in_episode = (requests[error.env] or ("",))[0] == "play"
             raise failures[0]
         return answers
 
