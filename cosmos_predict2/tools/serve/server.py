@@ -56,7 +56,8 @@ class ServedPolicy:
     def record(self) -> dict[str, Any]:
         """The policy as a client of ours compares it with its environment."""
         policy = self.policy
-        known = dict(sentences=list(policy.sentences), views=list(policy.views), contract=policy.contract.to_dict())
+        known = {name: list(getattr(policy, name)) for name in ("sentences", "views", "recorded_size")}
+        known["contract"] = policy.contract.to_dict()
         action_dim = sum(self.layout.actions.values())
         sizes = dict(chunk=policy.chunk, action_dim=action_dim, execute=self.about.get("execute"))
         state = self.layout.state if policy.reads_state else {}

@@ -26,7 +26,7 @@ from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
-from cosmos_predict2.rl.policies.files import find_policy, read_policy
+from cosmos_predict2.rl.policies.files import OF_RECORDINGS, find_policy, read_policy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.policies.remote.layouts import layout_of
@@ -163,12 +163,12 @@ def test_a_policy_that_draws_is_seeded_by_the_server(name: str, tmp_path: Path, 
 @pytest.mark.parametrize("protocol", ["openpi", "gr00t"])
 def test_the_record_of_a_policy_is_compared(protocol: str, remotes: Any) -> None:
     policy = ToyPolicy()
-    policy.sentences, policy.views = ("push", "pull"), ("top",)
+    policy.sentences, policy.views, policy.recorded_size = ("push", "pull"), ("top",), (96, 160)
     policy.contract = ActionContract(("a", "b"), 10.0, ("q",))
     with served(policy, protocol) as address:
         remote, card = find_policy(address)
         remote.connection.close()
-        assert (remote.sentences, remote.views, remote.contract) == (policy.sentences, policy.views, policy.contract)
+        assert all(getattr(remote, name) == getattr(policy, name) for name in OF_RECORDINGS)
         assert card.about["execute"] == 2 and (remote.chunk, remote.action_dim) == (12, 4)
         assert not remote.layout.state  # which it does not read
         named = remotes(address, names=["c", "d"], rate=20.0)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
+from cosmos_predict2.rl.policies.files import OF_RECORDINGS
 from cosmos_predict2.rl.policies.remote.layouts import LAYOUTS, Layout, layout_of, shown
 from cosmos_predict2.rl.remote import connections
 from cosmos_predict2.rl.remote.connections import (
@@ -144,7 +145,7 @@ class RemotePolicy(PolicyDefaults):
         self.is_open, (own, _) = True, self.facts
         with reading(f"The record of a policy that {address} sent"):
             stated = _stated(self.facts) if layout is None else None
-            self.about = {name: own[name] for name in ("sentences", "views", "execute") if own.get(name)}
+            self.about = {name: own[name] for name in (*OF_RECORDINGS, "execute") if own.get(name)}
             contract = ActionContract.read(own.get("contract"))
             sizes = (int(own["chunk"]), int(own["action_dim"])) if own else None
         self.layout = layout_of(scheme, layout, fields, stated)
