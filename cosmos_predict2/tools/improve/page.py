@@ -133,8 +133,8 @@ class WayResults:
 
     def left_out(self) -> set[str]:
         """Names of the steps that are left out: learning where the gate refuses, and where no phase follows all others;
-        the trials of what the watch stopped at once; the gate and all behind it where nothing is left to learn; the
-        truth of what is not kept."""
+        the trials of what the watch stopped at once, and of iterations that it did not come to; the gate and all
+        behind it where nothing is left to learn; the truth of what is not kept."""
         refused, steps = self.refused, [step.name for step in self.runner.steps]
         untried = [*refused, *(phase for phase in self.phases if phase.number in self.stopped)]
         names = {f"{name}{phase.end}" for phase in untried for name in ("learning", "export", way.TRIAL_AFTER)}
@@ -151,6 +151,10 @@ class WayResults:
         for phase in self.phases:
             after = {f"after{phase.end}"}
             names = names - after if self.brings(phase) else names | after
+            has_ended = self.is_done(f"learning{phase.end}")  # by the watch, perhaps
+            names |= {
+                phase.look(i) for i in way.SAVED_AT if phase in untried or (has_ended and not phase.weights(i).exists())
+            }
         return names
 
     def verdict(self) -> WayVerdict:
@@ -395,6 +399,10 @@ def _policy(page: Page, results: WayResults, phase: Phase) -> None:
         names = [name for name in (*phase.trials_before, phase.trial_after) if results.is_done(name)]
         if rows := [(name.replace("_", " "), [results.success(name)[key] for key in BOUNDS]) for name in names]:
             page.table("true success, trials", list(BOUNDS), rows)
+    looks = [(i, phase.look(i)) for i in way.SAVED_AT if results.is_done(phase.look(i))]
+    if rows := [(f"iteration {i}", [results.success(name)[key] for key in BOUNDS]) for i, name in looks]:
+        page.table("true success while it learnt, from other starts", list(BOUNDS), rows)
+        page.note(f"Iteration {phase.best} is tried: the last one within a standard error of the best.")
     if not results.became_worse(phase):
         _truth(page, results, f"after{phase.end}")
 

@@ -17,6 +17,7 @@ from cosmos_predict2.tokenizers.sizes import small_size
 from cosmos_predict2.tools.improve.steps import WayStep
 from imaginaire import foreign_json
 from imaginaire.buildable import find, path_of, resolve
+from imaginaire.checkpoint.layout import set_name
 from imaginaire.errors import DataError
 
 USUAL_SIDE = 64
@@ -26,7 +27,8 @@ POLICIES = {"conv": "_conv", "pi05": "_pi05", "openvla_oft": ""}
 _CLONED = {"conv": "_conv", "openvla_oft": "_openvla_oft"}  # ... and of the one that clones
 FIRST_HELD_OUT = 100_000  # number of the first start of the truth: none that recordings or gates begin with ...
 FIRST_COLLECTED, COLLECTED = 200_000, 100  # ... or episodes of later phases; how many these are
-FIRST_TRIED, FIRST_CHOICE = 150_000, 175_000  # ... or the trials of what was learnt, or the choice of a clone
+FIRST_TRIED, FIRST_CHOICE = 150_000, 175_000  # ... or the trials of what was learnt, or the choice among several
+SAVED_AT = (20, 40, 60, 80)  # iterations whose weights a policy saves while it learns: the last ones may be worse
 REWARD = "reward_model.safetensors"
 WATCH = "trainer.callbacks.imagination_watch"
 GATE, GYM = "gate", "gym:"
@@ -177,6 +179,7 @@ class Phase:
     is_tried: bool  # against the policy that learnt, before it is kept
     clone: Clone | None = None  # of all successes until then
     is_anew: bool | None = None  # the new clone truly succeeded as often as the policy or more; None: not tried yet
+    best: int | None = None  # the iteration of SAVED_AT whose weights are tried, as far as these were played
 
     def __post_init__(self) -> None:
         anew = None if self.clone is None or self.is_anew is False else self.clone.folder(self.out) / "policy"
@@ -189,6 +192,13 @@ class Phase:
         self.run, self.learnt = self.out / f"{REINFORCED}{self.end}", self.result
         if self.is_tried:
             self.learnt = self.folder / "learnt"
+
+    def weights(self, iteration: int) -> Path:
+        return self.run / f"checkpoints/model/{set_name(iteration, dcp=False)}"
+
+    def look(self, iteration: int) -> str:
+        """The name of the step that plays these weights."""
+        return f"look{self.end}_{iteration}"
 
     @property
     def trial_after(self) -> str:
@@ -216,8 +226,23 @@ def phases_of(options: Options) -> list[Phase]:
             if all(path.exists() for path in paths):
                 rate, anew = map(rate_of, paths)
                 phase = replace(phase, is_anew=anew >= rate)
-        found.append(phase)
+        played = {i: options.out / phase.look(i) / "evaluation.json" for i in SAVED_AT if phase.weights(i).exists()}
+        rates = {i: rate_of(path) for i, path in played.items() if path.exists()}
+        found.append(replace(phase, best=last_of_best(rates, num_tried(options))))
     return found
+
+
+def num_tried(options: Options) -> int:
+    """Episodes of a trial."""
+    return max(1, options.episodes // 2)
+
+
+def last_of_best(rates: Mapping[int, float], episodes: int) -> int | None:
+    """The last iteration whose rate is at most a standard error below the best one: that of all which chance can tell
+    from it has learnt most."""
+    best = max(rates.values(), default=0.0)
+    error = math.sqrt(best * (1 - best) / episodes)
+    return max((i for i, rate in rates.items() if rate >= best - error), default=None)
 
 
 def rate_of(path: Path) -> float:
@@ -352,7 +377,7 @@ class _Way:
         words += _flags(reward=phase.reward, starts=phase.starts, out=ranking)
         is_played = self.options.suite.startswith(GYM)  # others may have too few starts
         if is_played:
-            words += (*self.suite_size, *_flags(first=FIRST_CHOICE, episodes=max(1, self.options.episodes // 2)))
+            words += (*self.suite_size, *_flags(first=FIRST_CHOICE, episodes=num_tried(self.options)))
         words += (*self.seed, "--policies", *map(str, policies))
         own = self.playing() if is_played else self.modules(*self.options.policies)
         reads = (phase.world_model / "checkpoints", phase.reward, phase.starts, *policies, *own)
@@ -410,8 +435,12 @@ class _Way:
         return [self.clone(phase, phase.clone), self.trial_before(phase), trial]
 
     def improved(self, phase: Phase) -> list[WayStep]:
-        """Learning, and what it made; where that can be tried, beside the policy that learnt."""
-        steps = [self.learning(phase), self.export(phase)]
+        """Learning, and what it made; where that can be tried, the best of several iterations, beside the policy that
+        learnt."""
+        steps = [self.learning(phase)]
+        if phase.is_tried:
+            steps += [self.look(phase, iteration) for iteration in SAVED_AT]
+        steps.append(self.export(phase))
         if phase.is_tried:
             steps += [] if phase.clone else [self.trial_before(phase)]
             steps.append(self.trial(phase.trial_after, f"trial of the policy{phase.title}", phase.learnt))
@@ -421,16 +450,21 @@ class _Way:
         what = "the policy before" if phase.clone else "the clone"
         return self.trial(f"{TRIAL_BEFORE}{phase.end}", f"trial of {what}{phase.title}", phase.before)
 
+    def look(self, phase: Phase, iteration: int) -> WayStep:
+        title = f"truth after iteration {iteration} of {SAVED_AT[-1]}{phase.title}"
+        return self.trial(phase.look(iteration), title, phase.weights(iteration), FIRST_CHOICE)
+
     def export(self, phase: Phase) -> WayStep:
-        words = ("-m", "scripts.convert", *self.imports, str(phase.run), str(phase.learnt))
-        reads = (phase.run / "checkpoints", *self.modules(self.chosen.policy))
+        made = phase.run if phase.best is None else phase.weights(phase.best)
+        words = ("-m", "scripts.convert", *self.imports, str(made), str(phase.learnt))
+        reads = (phase.run / "checkpoints" if phase.best is None else made, *self.modules(self.chosen.policy))
         return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.learnt,))
 
-    def trial(self, name: str, title: str, policy: Path) -> WayStep:
-        """A policy on true starts that serve for nothing else."""
-        episodes = max(1, self.options.episodes // 2)
+    def trial(self, name: str, title: str, policy: Path, first: int = FIRST_TRIED) -> WayStep:
+        """A policy on true starts that serve for nothing but to choose."""
+        episodes = num_tried(self.options)
         words = ("-m", "scripts.evaluate_policy", *self.imports, *self.suite_size, *self.seed)
-        words += _flags(policy=policy, first=FIRST_TRIED, episodes=episodes, draws=1, out=self.out / name)
+        words += _flags(policy=policy, first=first, episodes=episodes, draws=1, out=self.out / name)
         return WayStep(name, title, words, (policy, *self.playing()), (self.out / name,), guess_s=episodes * 0.25)
 
     def truth(self, when: str, phase: Phase, policy: Path) -> WayStep:

@@ -24,7 +24,16 @@ from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.improve import keep
 from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, difference, write_page
 from cosmos_predict2.tools.improve.steps import Runner, WayStep
-from cosmos_predict2.tools.improve.way import WORLD_MODEL, Options, RecordedSizes, look, phases_of, steps_of
+from cosmos_predict2.tools.improve.way import (
+    SAVED_AT,
+    WORLD_MODEL,
+    Options,
+    RecordedSizes,
+    last_of_best,
+    look,
+    phases_of,
+    steps_of,
+)
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError, DataError
@@ -80,7 +89,7 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     found = {step.name: step.words for step in steps if "--first" in step.words}
     numbers = [dict(itertools.pairwise(words)) for words in found.values()]
     spans = sorted({(int(one["--first"]), int(one["--first"]) + int(one["--episodes"])) for one in numbers})
-    assert len(spans) == 4 + ("choice" in found), "of trials, of the truth, of two phases' episodes, of the choice"
+    assert len(spans) == 5, "of trials, of the truth, of two phases' episodes, of what is chosen among"
     assert all(end <= first for (_, end), (first, _) in itertools.pairwise(spans)), "each start serves once"
     assert str(phases_of(options)[1].data) in found["collect_3"], "which holds what the phase before recorded"
     for phase in phases_of(options):
@@ -479,6 +488,45 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         (tmp_path / name / "evaluation.json").write_text("{}")
         with pytest.raises(DataError, match=f"{name}/evaluation.json is no evaluation .* Remove .*/{name}:"):
             ways.improve(options)
+
+
+def test_the_best_of_the_iterations_that_were_saved_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last weights were tried alone: on sweep-into .260 truly, where .445 had been before. The best one by chance,
+    .39 beside .37 of the last, had .385 of 200 other starts, that had .450. By the watch a run ends before some were
+    saved, and those of a run before have rates, too."""
+    options = replace(OPTIONS, out=tmp_path, suite="gym:any")
+    monkeypatch.setattr(ways, "look", lambda _: RECORDED)
+    monkeypatch.setattr(ways, "require_suite", lambda *_: None)
+    (phase,) = phases_of(options)
+    phase.policy.mkdir(parents=True)
+    (phase.policy / "weights").write_text("the clone")
+    true = {20: 72, 40: 90, 60: 82, 80: 200}
+    contents: dict[str, tuple[str, Any]] = {"gate": ("card.json", _card("doubtful", "")), "learning": ("a.txt", "")}
+    contents |= {f"look_{i}": (f"look_{i}/evaluation.json", rate(of_200)) for i, of_200 in true.items()}
+    later = {"trial_before": 40, "trial_after": 50, "before": 40, "after": 60}
+
+    def plan(*_: Any) -> list[WayStep]:
+        made = {"export": ("learnt/weights", str(phases_of(options)[0].best))}
+        rates = {name: (f"{name}/evaluation.json", rate(of_200)) for name, of_200 in later.items()}
+        return writing(tmp_path, contents | made | rates)
+
+    monkeypatch.setattr(ways, "steps_of", plan)
+    for iteration in (20, 40, 60):
+        phase.weights(iteration).parent.mkdir(parents=True, exist_ok=True)
+        phase.weights(iteration).touch()
+    (phase.run / "metrics.jsonl").write_text('{"iteration": 1}')
+    write_json(tmp_path / "look_80/evaluation.json", rate(200))
+    assert ways.improve(options).word == "better"
+    assert (phase.result / "weights").read_text() == '"60"', "within a standard error, .05"
+    assert not (tmp_path / "steps/look_80.json").exists()
+    page = (tmp_path / "index.html").read_text()
+    assert "Iteration 60 is tried" in page and "iteration 20" in page and "iteration 80" not in page
+    assert last_of_best({20: 0.33, 40: 0.39, 60: 0.35, 80: 0.37}, 100) == 80
+    assert last_of_best({20: 0.36, 40: 0.45, 60: 0.41, 80: 0.26}, 100) == 60
+    assert last_of_best({}, 100) is None and last_of_best({20: 1.0, 40: 0.99}, 100) == 20
+    config = compose(DEFAULT_CONFIG, ["experiment=vla_grpo_recordings_conv"])
+    every, last = config.checkpoint.save_iter, config.trainer.max_iter
+    assert tuple(range(every, last + 1, every)) == SAVED_AT
 
 
 @pytest.mark.parametrize("suite", ["gym:any", "mine:Robot", ""])
