@@ -240,6 +240,10 @@ class Policy(Protocol):
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb: ...
 
 
+# Fields of a policy that record what it was cloned on.
+OF_RECORDINGS = ("sentences", "views", "recorded_size", "contract")
+
+
 class PolicyDefaults:
     reads_state: bool = False
     state_size: int | None = None

@@ -23,7 +23,7 @@ from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.checkpoints.adapters import Adapter
 from cosmos_predict2.checkpoints.card import name_of, run_folder, run_tree, safetensors_header, section_of
 from cosmos_predict2.released import EMBODIED, EMBODIED_DIR
-from cosmos_predict2.rl.interfaces import PolicyDefaults, completed
+from cosmos_predict2.rl.interfaces import OF_RECORDINGS, PolicyDefaults, completed
 from cosmos_predict2.rl.policies.network import trained_adapter
 from cosmos_predict2.rl.policies.null import ADDRESS, null_policy
 from cosmos_predict2.rl.remote.connections import is_policy
@@ -41,8 +41,6 @@ KEY = "policy_card"  # in the header
 FILE = "policy.safetensors"
 WEIGHTS = (".safetensors", ".pt", ".pth")  # suffixes of files; a folder may be called pi0.5
 CARD = "policy_card.json"  # of folders in a public layout
-# what a card has of the recordings that the policy was cloned on
-OF_RECORDINGS = ("sentences", "views", "recorded_size", "contract")
 _HERE = "cosmos_predict2.rl.policies"
 POLICIES = shipped(
     "policy",

@@ -25,8 +25,8 @@ from cosmos_predict2.released import tiny_policy_path
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
-from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
-from cosmos_predict2.rl.policies.files import OF_RECORDINGS, find_policy, read_policy
+from cosmos_predict2.rl.interfaces import OF_RECORDINGS, Decision, PolicyDefaults
+from cosmos_predict2.rl.policies.files import find_policy, read_policy
 from cosmos_predict2.rl.policies.pi05.policy import Pi05Policy
 from cosmos_predict2.rl.policies.pi05.tiny import write_tiny
 from cosmos_predict2.rl.policies.remote.layouts import layout_of

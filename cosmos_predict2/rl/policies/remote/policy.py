@@ -16,8 +16,15 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
-from cosmos_predict2.rl.interfaces import Decision, Generators, LogProb, Mode, Observation, PolicyDefaults
-from cosmos_predict2.rl.policies.files import OF_RECORDINGS
+from cosmos_predict2.rl.interfaces import (
+    OF_RECORDINGS,
+    Decision,
+    Generators,
+    LogProb,
+    Mode,
+    Observation,
+    PolicyDefaults,
+)
 from cosmos_predict2.rl.policies.remote.layouts import LAYOUTS, Layout, layout_of, shown
 from cosmos_predict2.rl.remote import connections
 from cosmos_predict2.rl.remote.connections import (
