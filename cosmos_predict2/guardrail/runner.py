@@ -17,7 +17,7 @@ import logging
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -273,9 +273,9 @@ class Blocklist(Guardrail):
         else:
             blocked, allowed, exact = _embedded("blocked.txt"), _embedded("allowed.txt"), []
             self.source = f"built-in list, {len(blocked)} entries"
-        self._allowed = _trie(tuple(words_of(entry)) for entry in allowed)
-        self._blocked = _trie(tuple(words_of(entry)) for entry in blocked)
-        self._exact = _trie(_exact_words(entry) for entry in exact)
+        self._allowed = _by_first_word(tuple(words_of(entry)) for entry in allowed)
+        self._blocked = _by_first_word(tuple(words_of(entry)) for entry in blocked)
+        self._exact = _by_first_word(_exact_words(entry) for entry in exact)
 
     def check_prompt(self, prompt: str) -> Verdict:
         if not prompt.strip():
@@ -288,45 +288,29 @@ class Blocklist(Guardrail):
         return Verdict(False, f"the prompt contains '{' '.join(found[0])}'") if found else Verdict(True)
 
 
-class _Node:
-    """Phrases that begin alike, by their next word."""
-
-    def __init__(self) -> None:
-        self.next: dict[str, _Node] = {}
-        self.is_end = False
-
-    def after(self, forms: Iterable[str]) -> Iterator["_Node"]:
-        for form in forms:
-            if ANY in form and form not in self.next:
-                pattern = re.compile(".".join(map(re.escape, form.split(ANY))))
-                yield from (node for word, node in self.next.items() if pattern.fullmatch(word))
-            elif form in self.next:
-                yield self.next[form]
+def _by_first_word(phrases: Iterable[tuple[str, ...]]) -> Mapping[str, list[tuple[str, ...]]]:
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for phrase in filter(None, phrases):
+        found.setdefault(phrase[0], []).append(phrase)
+    return found
 
 
-def _trie(phrases: Iterable[tuple[str, ...]]) -> _Node:
-    root = _Node()
-    for phrase in phrases:
-        node = root
-        for word in phrase:
-            node = node.next.setdefault(word, _Node())
-        node.is_end = bool(phrase)
-    root.is_end = False
-    return root
+def _meant(forms: Set[str], words: Collection[str]) -> set[str]:
+    """Those of the words that have one of the forms."""
+    found = {form for form in forms if form in words}
+    for form in (form for form in forms - found if ANY in form):
+        pattern = re.compile(".".join(map(re.escape, form.split(ANY))))
+        found |= {word for word in words if pattern.fullmatch(word)}
+    return found
 
 
-def _phrases(root: _Node, forms: Sequence[Set[str]]) -> Iterator[range]:
+def _phrases(known: Mapping[str, list[tuple[str, ...]]], forms: Sequence[Set[str]]) -> Iterator[range]:
     """The places of the longest phrase that begins at each word, where one does."""
-    for start in range(len(forms)):
-        nodes, end = [root], start
-        for i in range(start, len(forms)):
-            nodes = [after for node in nodes for after in node.after(forms[i])]
-            if not nodes:
-                break
-            if any(node.is_end for node in nodes):
-                end = i + 1
-        if end > start:
-            yield range(start, end)
+    for start, first in enumerate(forms):
+        begun = [phrase for word in _meant(first, known) for phrase in known[word] if start + len(phrase) <= len(forms)]
+        lengths = [len(p) for p in begun if all(_meant(forms[start + i], {p[i]}) for i in range(1, len(p)))]
+        if lengths:
+            yield range(start, start + max(lengths))
 
 
 def _exact_words(text: str) -> tuple[str, ...]:
