@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Released models: the plan of what a set of them needs, fetched from the hub, and checked where it lies here."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +38,9 @@ from cosmos_predict2.released import (
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.command_line import flag
-from imaginaire.errors import CheckpointError, ConfigError, near
-from imaginaire.storage import hub
+from imaginaire.errors import CheckpointError, ConfigError, DataError, near
+from imaginaire.storage import repositories
 
-log = logging.getLogger(__name__)
-
-RESERVE = 2**30  # bytes of the disk that a download leaves free
 _GIGABYTES = {"0.6B": 1.2, "2B": 3.92, "14B": 28.6}  # of one DiT in bfloat16
 _GIGABYTES_25 = {"2B": 4.13, "14B": 28.8}  # with the projection of the text
 _GIGABYTES_OF_POLICY = {"openvla_oft": 15.4, "pi05": 7.5}
@@ -259,53 +254,27 @@ def _part(repository: str, purpose: str, *files: File, **options: Any) -> Downlo
 # Fetching and checking ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A part with the files that its repository has of it: bytes by name."""
-
-    part: Download
-    sizes: dict[str, int]
-    folder: Path
-
-    @property
-    def absent(self) -> dict[str, int]:
-        """Files that do not lie here in their full size."""
-        return {
-            name: size
-            for name, size in self.sizes.items()
-            if not (self.folder / name).is_file() or (self.folder / name).stat().st_size != size
-        }
-
-
 def fetch(plan: DownloadPlan, checkpoint_dir: str) -> list[str]:
     """Download the plan's files; one sentence for each part that failed. The other parts are fetched all the same."""
-    client = hub.client()
-    listed: list[Listed] = []
+    listed: list[tuple[repositories.Listing, Path]] = []
     faults: list[str] = []
     for part in plan.parts:
+        known = REPOSITORIES.get(part.repository)
+        own: dict[str, Any] = dict(licence=known.licence if known else "", revision=part.revision)
+        own |= dict(patterns=part.allowed or ["*"], ignored=part.ignored)
         try:
-            listed.append(_list(client, part, Path(checkpoint_dir)))
-        except Exception as error:
-            faults.append(_explained(part, error))
-    _require_space(listed, checkpoint_dir)
-    for each in listed:
-        if not each.absent:
-            log.info("%s: there already", each.part.repository)
+            listing = repositories.list_files(part.repository, kind="model", **own)
+        except DataError as error:
+            faults.append(str(error))
             continue
-        size = sum(each.absent.values())
-        log.info("%s: fetching %d files, %.3g GB", each.part.repository, len(each.absent), size / 1e9)
+        listed.append((listing, Path(checkpoint_dir) / part.folder))
+    if needed := sum(sum(listing.absent(folder).values()) for listing, folder in listed):
+        storage.require_space(checkpoint_dir, needed + repositories.RESERVE, "The download")
+    for listing, folder in listed:
         try:
-            client.snapshot_download(
-                repo_id=each.part.repository,
-                revision=each.part.revision,
-                local_dir=str(each.folder),
-                allow_patterns=sorted(each.sizes),
-            )
-        except Exception as error:
-            faults.append(_explained(each.part, error))
-            continue
-        if left := each.absent:
-            faults.append(f"{each.part.repository}: {', '.join(list(left)[:3])} did not arrive in full. Run it again.")
+            repositories.fetch_absent(listing, folder)
+        except DataError as error:
+            faults.append(str(error))
     return faults
 
 
@@ -339,43 +308,6 @@ def _check_folder(folder: Path, part: Download) -> tuple[list[str], str]:
     except CheckpointError as error:
         return [*faults, str(error)], ""
     return faults, note
-
-
-# The hub --------------------------------------------------------------------------------------------------------------
-
-
-def _list(client: Any, part: Download, root: Path) -> Listed:
-    info = client.HfApi().model_info(part.repository, revision=part.revision, files_metadata=True)
-    sizes = {file.rfilename: int(file.size or 0) for file in info.siblings}
-    if lost := [file.name for file in part.files if file.name not in sizes]:
-        raise CheckpointError(f"it has no {', '.join(lost)}")
-    allowed = part.allowed
-    wanted = {
-        name: size
-        for name, size in sizes.items()
-        if (allowed is None or any(fnmatchcase(name, pattern) for pattern in allowed))
-        and not any(fnmatchcase(name, pattern) for pattern in part.ignored)
-    }
-    if not wanted:
-        raise CheckpointError(f"it has nothing that matches {', '.join(allowed or ['*'])}")
-    return Listed(part, wanted, root / part.folder)
-
-
-def _require_space(listed: list[Listed], checkpoint_dir: str) -> None:
-    needed = sum(sum(each.absent.values()) for each in listed)
-    free = storage.free_bytes(checkpoint_dir)
-    if free is not None and needed and needed + RESERVE > free:
-        raise CheckpointError(
-            f"The download needs {needed / 1e9:.3g} GB and {checkpoint_dir} has {free / 1e9:.3g} GB free. Choose"
-            " another place (--checkpoint_dir), or fewer models (--model_types, --model_sizes, --no_text_encoder)."
-        )
-
-
-def _explained(part: Download, error: Exception) -> str:
-    """Cure of a failure of the hub."""
-    known = REPOSITORIES.get(part.repository)
-    licence = known.licence if known else ""
-    return hub.explained(error, part.repository, revision=part.revision, licence=licence)
 
 
 # What a released file must hold ---------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ def test_a_gated_an_absent_and_an_incomplete_repository_are_told_apart_and_fail(
     assert made.returncode == 1
     assert "accept the Llama 3.1 Community License on https://huggingface.co/meta-llama/Llama-Guard-3-8B" in made.stderr
     assert "google-t5/t5-11b" in made.stderr and "not on the hub" in made.stderr
-    assert "it has no model-720p-16fps.pt" in made.stderr
+    assert "has no file that matches 'model-720p-16fps.pt'" in made.stderr
     assert (tmp_path / "here" / "nvidia/Cosmos-Guardrail1/face_blur_filter/x.pth").is_file()  # the rest is fetched
 
 

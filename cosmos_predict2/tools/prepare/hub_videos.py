@@ -15,10 +15,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import read_record, write_json
 from imaginaire import command_line, storage
 from imaginaire.errors import DataError
+from imaginaire.storage import repositories
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ def prepare(source: HubVideos, args: argparse.Namespace) -> list[Path]:
     if (finished := _finished(dataset, repo_id, revision)) is not None:
         log.info("%s: all of %s is there already", dataset, repo_id)
         return finished
-    listing = hub.list_files(repo_id, patterns=source.patterns, revision=revision)
+    listing = repositories.list_files(repo_id, patterns=source.patterns, revision=revision)
     places = _places(source, listing.sizes, dataset)
     todo = {name: place for name, place in places.items() if not _is_there(place, listing.sizes[name])}
     videos = [place for place in places.values() if place.parent.name == "videos"]
-    hub.fetch_absent(listing, download_dir, todo, dry_run=dry_run)
+    repositories.fetch_absent(listing, download_dir, todo, dry_run=dry_run)
     if dry_run:
         log.info("%s: would move %d files to %s", repo_id, len(todo), dataset)
         return videos

@@ -27,10 +27,10 @@ from cosmos_predict2.data.video.clips import packet_table, probe
 from cosmos_predict2.data.video.media import check_writable, opened_video, write_video
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.tools.jobs import Outcome, run_jobs
-from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.storage import repositories
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +53,17 @@ def fetch_source(
     repo_id: str, target: Path, *, camera: str | None = None, revision: str | None = None, dry_run: bool = False
 ) -> bool:
     """Fetch a data set, of its videos those of one camera where one is named; False where a dry run cannot look on."""
-    listing = hub.list_files(repo_id, patterns=["*"], revision=revision)
+    listing = repositories.list_files(repo_id, patterns=["*"], revision=revision)
     if "meta/info.json" not in listing.sizes:
         raise DataError(f"{repo_id} is not a LeRobot data set: it has no meta/info.json.")
     index = [name for name in listing.absent(target) if name.startswith("meta/")]
     if index and dry_run:
-        hub.fetch_absent(listing, target, dry_run=True)  # which videos are needed follows from the index
+        repositories.fetch_absent(listing, target, dry_run=True)  # which videos are needed follows from the index
         return False
-    hub.fetch(listing, target, index, progress=False)
+    repositories.fetch(listing, target, index, progress=False)
     info = read_info(target)
     chosen = choose_camera(info, camera) if camera is not None or len(info.cameras) == 1 else None
-    hub.fetch_absent(listing, target, [n for n in listing.sizes if _is_needed(n, chosen)], dry_run=dry_run)
+    repositories.fetch_absent(listing, target, [n for n in listing.sizes if _is_needed(n, chosen)], dry_run=dry_run)
     return True
 
 

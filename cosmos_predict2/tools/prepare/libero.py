@@ -40,10 +40,10 @@ from cosmos_predict2.data.action_conditioned.dataset_libero import (
 )
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.tools.jobs import Outcome, run_jobs
-from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.storage import repositories
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class LiberoSettings:
 def download(repo_id: str, source: Path, suites: tuple[str, ...] | None, *, dry_run: bool = False) -> None:
     """Fetch the suites' files into ``source``, as far as they are not there."""
     patterns = [f"{suite}/*{SUFFIX}" for suite in suites or SUITES]
-    hub.fetch_absent(hub.list_files(repo_id, patterns=patterns), source, dry_run=dry_run)
+    repositories.fetch_absent(repositories.list_files(repo_id, patterns=patterns), source, dry_run=dry_run)
 
 
 def prepare(

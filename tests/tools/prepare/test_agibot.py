@@ -132,10 +132,10 @@ def test_a_full_disk_shows_first_and_the_need_is_not_that_of_all_archives(
     with pytest.raises(DataError, match="Make room"):
         _run(tmp_path)
     assert not hub.asked
-    listing = agibot.hub.Listing("r", "main", "", {f"{i}.tar": 10 * 10**9 for i in range(10)})
+    listing = agibot.repositories.Listing("r", "main", "dataset", "", {f"{i}.tar": 10 * 10**9 for i in range(10)})
     todo = [agibot._Archive(listing, name, _source(tmp_path), False) for name in listing.sizes]
-    assert agibot._needed_bytes(todo, 2, keep_tar=False) == 25 * 10**9 + agibot.hub.RESERVE
-    assert agibot._needed_bytes(todo, 2, keep_tar=True) == 105 * 10**9 + agibot.hub.RESERVE
+    assert agibot._needed_bytes(todo, 2, keep_tar=False) == 25 * 10**9 + agibot.repositories.RESERVE
+    assert agibot._needed_bytes(todo, 2, keep_tar=True) == 105 * 10**9 + agibot.repositories.RESERVE
     assert agibot._needed_bytes([], 2, keep_tar=True) == 0
 
 

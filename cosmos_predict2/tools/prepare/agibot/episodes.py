@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from cosmos_predict2.tools.jobs import num_cores, run_jobs
-from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import read_record, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked, member_files
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.storage import repositories
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class AgibotSource:
 
 @dataclass(frozen=True)
 class _Archive:
-    listing: hub.Listing
+    listing: repositories.Listing
     name: str
     source: AgibotSource
     keep_tar: bool
@@ -109,7 +109,7 @@ class _Archive:
 def fetch(source: AgibotSource, *, repo_id: str, keep_tar: bool, workers: int | None, dry_run: bool) -> list[str]:
     """Fetch and unpack the tasks' archives and descriptions; one sentence for each archive that failed."""
     patterns = [p for task in source.task_ids for p in (f"observations/{task}/*.tar", f"task_info/task_{task}.json")]
-    listing = hub.list_files(repo_id, patterns=patterns, licence=LICENCE)
+    listing = repositories.list_files(repo_id, patterns=patterns, licence=LICENCE)
     archives = [_Archive(listing, name, source, keep_tar) for name in listing.sizes if name.endswith(".tar")]
     todo = [archive for archive in archives if not archive.is_done]
     descriptions = [name for name in listing.absent(source.data_dir) if not name.endswith(".tar")]
@@ -128,10 +128,10 @@ def fetch(source: AgibotSource, *, repo_id: str, keep_tar: bool, workers: int | 
     if todo:
         storage.require_space(source.data_dir, needed, f"Preparing {repo_id}")
     if descriptions:
-        hub.fetch(listing, source.data_dir, descriptions)
+        repositories.fetch(listing, source.data_dir, descriptions)
     start = time.time()
     outcome = run_jobs(_unpack, todo, what="archives", workers=at_once if at_once > 1 else 0)
-    hub.remove_leftovers(source.data_dir, before=start)
+    repositories.remove_leftovers(source.data_dir, before=start)
     for archive in archives:
         if not keep_tar and archive.is_done:
             archive.path.unlink(missing_ok=True)  # one that a stopped command left
@@ -145,14 +145,14 @@ def _needed_bytes(todo: Sequence[_Archive], at_once: int, keep_tar: bool) -> int
     if not todo:
         return 0
     fetched = sum(absent) if keep_tar else sum(absent[:at_once])
-    return int(fetched + KEPT_SHARE * sum(archive.size for archive in todo)) + hub.RESERVE
+    return int(fetched + KEPT_SHARE * sum(archive.size for archive in todo)) + repositories.RESERVE
 
 
 def _unpack(archive: _Archive) -> int:
     """Number of episodes with the camera that came out of an archive, after fetching it where it is not here."""
     camera, path = archive.source.camera, archive.path
     if archive.name in archive.listing.absent(archive.source.data_dir):
-        hub.fetch(archive.listing, archive.source.data_dir, [archive.name], progress=False)
+        repositories.fetch(archive.listing, archive.source.data_dir, [archive.name], progress=False)
     files = member_files(path)
     wanted = {file.parts[0] for file in files if file.parts[1:] == ("videos", f"{camera}.mp4")}
     if not wanted:
@@ -212,7 +212,8 @@ def clean(source: AgibotSource, *, workers: int | None, dry_run: bool) -> list[s
 def _clean(camera: str, dry_run: bool, episode: Path) -> tuple[int, int]:
     """Number of deleted files, and their bytes."""
     require_camera(episode, camera)
-    deleted = [path for path in hub.files_below(episode) if not is_kept(path.relative_to(episode).parts, camera)]
+    files = repositories.files_below(episode)
+    deleted = [path for path in files if not is_kept(path.relative_to(episode).parts, camera)]
     size = sum(path.lstat().st_size for path in deleted)
     folders = [path for path in _folders(episode, hidden=True) if path.name != "videos"]
     if dry_run:

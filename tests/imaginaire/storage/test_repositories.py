@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.tools.prepare.hub: data repositories, from a hub on this machine."""
+"""Repositories, from a hub on this machine."""
 
 import os
 import sys
@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from cosmos_predict2.tools.prepare import hub as data_hub
-from cosmos_predict2.tools.prepare.hub import fetch_absent, list_files
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.storage import repositories
 from imaginaire.storage.hub import explained
+from imaginaire.storage.repositories import fetch_absent, list_files
 from tests.checkpoints.hub_server import Hub
+from tests.tools.prepare.conftest import hub as empty_hub  # noqa: F401  (a fixture)
 from tests.tools.prepare.conftest import names
 
 NAME = "robots/arm"
@@ -21,9 +22,9 @@ FILES = {"videos/a.mp4": b"a" * 1000, "videos/b.mp4": b"b" * 2000, "videos/deep/
 
 
 @pytest.fixture
-def hub(hub: Hub) -> Hub:
-    hub.repositories[NAME] = dict(FILES)
-    return hub
+def hub(empty_hub: Hub) -> Hub:  # noqa: F811
+    empty_hub.repositories[NAME] = dict(FILES)
+    return empty_hub
 
 
 def download(target: Path, *patterns: str, dry_run: bool = False, licence: str = "") -> set[str]:
@@ -124,7 +125,7 @@ def test_a_full_disk_shows_before_anything_is_fetched(
     monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 10**6)
     with pytest.raises(DataError, match="Make room"):
         download(tmp_path, "videos/*")
-    assert not hub.asked and data_hub.RESERVE > 10**6
+    assert not hub.asked and repositories.RESERVE > 10**6
 
 
 def test_without_the_client_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

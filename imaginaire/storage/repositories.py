@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets from the Hugging Face hub: list the files with their sizes, and fetch those that are missing here.
+"""Repositories of the Hugging Face hub: list their files with the sizes, and fetch those that are missing here.
 
 Each file appears in full or not at all, and one that lies here in its full size is not fetched again, so a command that
 was stopped goes on where it was. ``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` or ``hf auth login`` the user.
@@ -30,10 +30,11 @@ RESERVE = 2**30  # bytes of the disk that a download leaves free
 
 @dataclass(frozen=True)
 class Listing:
-    """Files of a data repository that match some patterns, at one commit."""
+    """Files of a repository that match some patterns, at one commit."""
 
     repo_id: str
     revision: str
+    kind: str  # "dataset" or "model"
     licence: str
     sizes: dict[str, int]
 
@@ -64,28 +65,38 @@ def fetch_absent(
     return tuple(absent)
 
 
-def list_files(repo_id: str, *, patterns: Sequence[str], licence: str = "", revision: str | None = None) -> Listing:
-    """The files that match any of the patterns, with their sizes; a pattern that matches none is an error."""
+def list_files(
+    repo_id: str,
+    *,
+    patterns: Sequence[str],
+    ignored: Sequence[str] = (),
+    kind: str = "dataset",
+    licence: str = "",
+    revision: str | None = None,
+) -> Listing:
+    """The files that match any of the patterns but the ``ignored`` ones, with their sizes; a pattern that matches none
+    is an error."""
     client = hub.client()
     try:
         api = client.HfApi(endpoint=_endpoint())
-        commit = api.repo_info(repo_id, repo_type="dataset", revision=revision).sha
+        commit = api.repo_info(repo_id, repo_type=kind, revision=revision).sha
         known: dict[str, int] = {}
         for folder in sorted({_plain_folder(pattern) for pattern in patterns}):
-            tree = api.list_repo_tree(repo_id, folder or None, recursive=True, revision=commit, repo_type="dataset")
+            tree = api.list_repo_tree(repo_id, folder or None, recursive=True, revision=commit, repo_type=kind)
             known.update((entry.path, int(entry.size)) for entry in tree if hasattr(entry, "size"))
     except Exception as error:
-        raise DataError(_explained(error, repo_id, revision, licence)) from error
+        raise DataError(_explained(error, repo_id, kind, revision, licence)) from error
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             raise DataError(f"{repo_id} @ {commit} has no file that matches '{pattern}'.")
-    wanted = sorted(name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns))
+    unwanted = {name for name in known if any(fnmatchcase(name, pattern) for pattern in ignored)}
+    wanted = sorted(name for name in known if any(fnmatchcase(name, p) for p in patterns) and name not in unwanted)
     for name in wanted:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise DataError(
                 f"{repo_id} lists a file called '{name}', which leads out of the folder. It was not fetched."
             )
-    return Listing(repo_id, commit, licence, {name: known[name] for name in wanted})
+    return Listing(repo_id, commit, kind, licence, {name: known[name] for name in wanted})
 
 
 def fetch(listing: Listing, target: Path, names: Collection[str], *, progress: bool = True) -> None:
@@ -102,7 +113,7 @@ def fetch(listing: Listing, target: Path, names: Collection[str], *, progress: b
         client.hf_hub_download(
             listing.repo_id,
             name,
-            repo_type="dataset",
+            repo_type=listing.kind,
             revision=listing.revision,
             local_dir=str(target),
             endpoint=_endpoint(),
@@ -118,7 +129,7 @@ def fetch(listing: Listing, target: Path, names: Collection[str], *, progress: b
                 if (error := job.exception()) is None:
                     bar.update()
                 elif isinstance(error, Exception):
-                    faults.append(_explained(error, listing.repo_id, listing.revision, listing.licence))
+                    faults.append(_explained(error, listing.repo_id, listing.kind, listing.revision, listing.licence))
                 else:
                     raise error
         except BaseException:
@@ -143,10 +154,10 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None  # read each time: the client reads it at its import only
 
 
-def _explained(error: Exception, repo_id: str, revision: str | None, licence: str) -> str:
+def _explained(error: Exception, repo_id: str, kind: str, revision: str | None, licence: str) -> str:
     if isinstance(error, UserError):
         return str(error)
-    return hub.explained(error, repo_id, revision=revision, licence=licence, kind="datasets")
+    return hub.explained(error, repo_id, revision=revision, licence=licence, kind={"dataset": "datasets"}.get(kind, ""))
 
 
 def _plain_folder(pattern: str) -> str:
