@@ -3,8 +3,6 @@
 
     python -m benchmarks.rl_learning                                    # the three objectives, seeds 0, 1 and 2
     python -m benchmarks.rl_learning --experiment tiny_nft_toy_world --seeds 0 -- trainer.max_iter=60
-
-    python -m benchmarks.rl_learning --seeds 0 --pictures after.png --experiment tiny_flow_grpo_toy_world
     python -m benchmarks.rl_learning --checkpoint RUN/checkpoints/model/iter_000000200.pt
     python -m benchmarks.rl_learning --seeds 0 --curve curve.png
 
@@ -33,7 +31,6 @@ from benchmarks import machine
 from cosmos_predict2.conditioner import TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
-from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import moves
 from cosmos_predict2.released import tiny_video2world_path
 from cosmos_predict2.rl.rewards.toy import contact, seen
@@ -45,7 +42,6 @@ EXPERIMENTS = ("tiny_flow_grpo_toy_world", "tiny_ddrl_toy_world", "tiny_nft_toy_
 GAIN_DB, GAIN_PX, MOTION = 0.3, 0.1, 0.05
 LESS_DB = {"tiny_nft_toy_world": 0.15}  # NFT brings the mean nearer and keeps the variety, which PSNR does not reward
 NUM_CLIPS, BATCH, STEPS, GIVEN = 256, 64, 8, 1
-SHOWN = 4
 TWICE = 96  # clips that are imagined again, from other noise
 SEED_OF_CLIPS, OTHER_NOISE = 7, 10_000
 CHECKS = ("trainer.callbacks.quality_alarm.every_n=20", "trainer.callbacks.quality_alarm.num_clips=64")
@@ -140,7 +136,6 @@ def gains(root: str, name: str, key: str) -> list[tuple[float, float]]:
 def main() -> int:
     flags = ("experiment", "seeds", "output", "checkpoint", "overrides")
     parser = machine.parser(__doc__, *flags, experiment=list(EXPERIMENTS), seeds=[0, 1, 2])
-    parser.add_argument("--pictures", default="", help="a .png: true clips, the base's, and the last run's")
     parser.add_argument("--curve", default="", help="a .png: what the runs' held-out clips gain while they learn")
     arguments = machine.parse(parser)
     clips, root = held_out(), arguments.output
@@ -158,12 +153,6 @@ def main() -> int:
             path, seconds = train(experiment, seed, root, overrides)
             for which in ("net", "net_ema"):
                 report(f"{experiment} {which}, seed {seed}", seconds, measure(path, which, clips))
-            if arguments.pictures:
-                few = {key: value[:SHOWN] for key, value in clips.items()}
-                before, after = generated(tiny_video2world_path(), "auto", few), generated(path, "net_ema", few)
-                triples = [clip for triple in zip(few["video"], before, after, strict=True) for clip in triple]
-                sheet = media.contact_sheet(triples, ["true", "before", "after"] * SHOWN, side=64)
-                media.write_image(arguments.pictures, sheet)
     if arguments.curve:
         names = [f"{name}_{seed}" for name in arguments.experiment for seed in arguments.seeds]
         labels = {"quality/agreement": "change of PSNR, dB", "quality/positions": "change of distance, px"}
