@@ -54,7 +54,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--batch_size", type=command_line.at_least(1), default=8, metavar="N", help="captions at a time")
     of_dtype = "in which T5 computes (default: that of its weights); int8: its linear layers in 8 bits"
     add("--dtype", choices=("float32", "bfloat16", "int8"), help=of_dtype)
-    add("--cache", type=Path, metavar="DIR", help="keep embeddings by caption in this folder, for other data sets too")
     add("--adopt", action="store_true", help="take over embeddings without a record, if a few equal this encoder's")
     command_line.common(add, "device", "shard", "dry_run")
 

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache gives what the encoder gives and asks it once."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import EmbeddingCache
-from imaginaire.errors import DataError
 from tests.text.folders import Counting
 
 
@@ -22,15 +18,6 @@ def test_it_is_a_text_encoder_that_equals_its_encoder() -> None:
     assert torch.equal(cache.encode(prompts), BytesEncoder(64, 32).encode(prompts))
     assert torch.equal(cache.encode("b"), BytesEncoder(64, 32).encode("b"))
     assert encoder.asked == ["a", "b", ""]
-
-
-def test_a_folder_outlives_the_process_and_is_keyed_by_encoder(tmp_path: Path) -> None:
-    EmbeddingCache(Counting(), tmp_path).encode(["a", "b"])
-    again, other = Counting(), Counting(num_tokens=33)
-    assert torch.equal(EmbeddingCache(again, tmp_path).encode(["b", "c"]), BytesEncoder(64, 32).encode(["b", "c"]))
-    EmbeddingCache(other, tmp_path).encode(["a"])
-    assert again.asked == ["c"] and other.asked == ["a"]
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 4
 
 
 def test_memory_keeps_its_limit_and_lets_the_longest_unused_go() -> None:
@@ -48,23 +35,10 @@ def test_memory_keeps_its_limit_and_lets_the_longest_unused_go() -> None:
 
 
 @pytest.mark.parametrize(("factor", "dtype"), [(1.0, torch.bfloat16), (1 / 3, torch.float32)])  # its numbers for 1
-def test_it_keeps_bfloat16_where_that_rounds_nothing(factor: float, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_it_keeps_bfloat16_where_that_rounds_nothing(factor: float, dtype: torch.dtype) -> None:
     expected = Counting(factor=factor).encode(["a", "bc"])
-    cache = EmbeddingCache(Counting(factor=factor), tmp_path)
+    cache = EmbeddingCache(Counting(factor=factor))
     first = cache.encode(["a", "bc"])
     assert {row.dtype for row in cache._memory.values()} == {dtype}
-    assert {load_file(path)["embedding"].dtype for path in tmp_path.rglob("*.safetensors")} == {dtype}
-    again = EmbeddingCache(unasked := Counting(factor=factor), tmp_path).encode(["a", "bc"])
-    for found in (first, cache.encode(["a", "bc"]), again):
+    for found in (first, cache.encode(["a", "bc"])):
         assert found.dtype == torch.float32 and torch.equal(found, expected)
-    assert unasked.asked == []
-
-
-def test_a_damaged_entry_is_named(tmp_path: Path) -> None:
-    cache = EmbeddingCache(Counting(), tmp_path)
-    cache.encode("a")
-    (entry,) = tmp_path.rglob("*.safetensors")
-    entry.write_bytes(entry.read_bytes()[:-7])
-    with pytest.raises(DataError, match="delete it") as caught:
-        EmbeddingCache(Counting(), tmp_path).encode("a")
-    assert entry.name in str(caught.value)

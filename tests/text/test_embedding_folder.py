@@ -172,15 +172,10 @@ def test_of_records_that_disagree_the_newer_counts(tmp_path: Path) -> None:
         assert torch.equal(EmbeddingFolder(tmp_path).read("f", 64)[0], BytesEncoder(64, 32).encode(text)[0])
 
 
-def test_equal_captions_are_encoded_once_and_the_cache_serves_other_folders(tmp_path: Path) -> None:
+def test_equal_captions_are_encoded_once(tmp_path: Path) -> None:
     encoder = Counting()
-    embed_captions(tmp_path / "first", CAPTIONS, encoder, cache=tmp_path / "cache")
+    embed_captions(tmp_path, CAPTIONS, encoder)
     assert sorted(encoder.asked) == sorted(set(CAPTIONS.values()))
-    embed_captions(tmp_path / "second", {"x": CAPTIONS["b"], "y": "other"}, encoder, cache=tmp_path / "cache")
-    assert encoder.asked[3:] == ["other"]
-    assert torch.equal(
-        EmbeddingFolder(tmp_path / "second").read("x")[0], EmbeddingFolder(tmp_path / "first").read("b")[0]
-    )
 
 
 def test_encoders_are_never_mixed(tmp_path: Path) -> None:
