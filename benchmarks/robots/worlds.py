@@ -21,6 +21,7 @@ METAWORLD = {
     "button": "button-press-v3",
     "mug": "coffee-push-v3",
     "sweep": "sweep-into-v3",
+    "lock": "door-lock-v3",
 }
 SENTENCES = {
     "reach": "move the gripper to the red ball",
@@ -32,6 +33,7 @@ SENTENCES = {
     "button": "press the button",
     "mug": "push the mug under the coffee machine",
     "sweep": "sweep the block into the hole",
+    "lock": "lock the door",
     "push": "push the block to the red goal",
     "touch": "move the gripper to the red ball",
     "maze": "roll the green ball to the red one",
