@@ -169,7 +169,7 @@ def test_a_broken_video_is_a_fault_that_names_it(data_sets: dict[str, Path], tmp
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(lerobot_export.hub, "RESERVE", 0)
+    monkeypatch.setattr(lerobot_export.repositories, "RESERVE", 0)
     files = {name: (V3 / name).read_bytes() for name in names(V3) if not name.endswith(("make.py", "README.md"))}
     files |= {"README.md": b"read", "videos/observation.images.back/chunk-000/file-000.mp4": b"another camera"}
     with serve(Hub({NAME: files})) as running:
