@@ -246,7 +246,7 @@ VALUE = {"value": 0.5, "low": 0.4, "high": 0.6}
 @pytest.mark.slow
 def test_recordings_without_failures_end_the_way_before_anything_is_trained(robot: Path) -> None:
     data = recorded(14)
-    with pytest.raises(TrainingError, match=r"step 2 of 18, split them.*of each are needed"):
+    with pytest.raises(TrainingError, match=r"step 2 of 22, split them.*of each are needed"):
         ways.improve(Options(data=data, out=robot / "out", suite="gym:dot_robot:Dot-v0"))
     verdict = json.loads((robot / "out/verdict.json").read_text())
     assert verdict["verdict"] == "ended" and "of each are needed" in verdict["sentence"]
