@@ -95,16 +95,19 @@ class Made:
     state: Any = None
 
 
-def read(content: bytes, is_allowed: Callable[[str], bool]) -> Any:
+def read(content: bytes, is_allowed: Callable[[str], bool], most_steps: int | None = None) -> Any:
     """The tree of plain values, `Named` and `Made` in a pickle of any protocol; sets are lists.
 
     Raises `Refused` for a name that is not allowed and for what has no place in plain data, ValueError for damage.
     """
-    reader = _Reader(is_allowed)
+    reader, steps_left = _Reader(is_allowed), len(content) if most_steps is None else most_steps
     try:
         for step, argument, _ in pickletools.genops(content):
             if step.name == "STOP":
                 break
+            steps_left -= 1
+            if steps_left < 0:
+                raise Refused("more memory or steps than its numbers take")
             if step.name in _REFUSED:
                 raise Refused(_REFUSED[step.name])
             _STEPS[step.name](reader, argument)
@@ -250,39 +253,30 @@ def read_arrays(content: bytes) -> Any:
 
     Raises as `read` does; ValueError also where an array does not have the bytes that it needs.
     """
-    try:
-        return _plain(read(content, _ARRAY_NAMES.__contains__), {})
-    except RecursionError as error:
-        raise ValueError("its values lie too deep in each other") from error
+    return _plain(read(content, _ARRAY_NAMES.__contains__))
 
 
-def _plain(value: Any, known: dict[int, Any]) -> Any:
-    """``known``: what was read of objects by their id. A few bytes may name one any number of times."""
-    if not isinstance(value, dict | list | Made):
-        return value
-    if id(value) not in known:
-        known[id(value)] = _read_plain(value, known)
-    return known[id(value)]
-
-
-def _read_plain(value: Any, known: dict[int, Any]) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {_plain(key, known): _plain(item, known) for key, item in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item, known) for item in value]
+        return [_plain(item) for item in value]
+    if not isinstance(value, Made):
+        return value
     if value.name == "_codecs.encode":
         return str(value.args[0]).encode(str(value.args[1]) if len(value.args) > 1 else "utf-8")
     if value.name.endswith("scalar"):
-        return numpy.frombuffer(_plain(value.args[1], known), _dtype(value.args[0]), 1)[0]
+        data = _plain(value.args[1])
+        return numpy.frombuffer(data, _dtype(value.args[0]), 1)[0]
     if value.name.endswith("_reconstruct") and isinstance(value.state, tuple) and len(value.state) == 5:
         _, shape, dtype, is_fortran, data = value.state
         if isinstance(data, list):
-            return _plain(data, known)
-        return _array(_plain(data, known), _dtype(dtype), shape, "F" if is_fortran else "C")
+            return [_plain(item) for item in data]
+        return _array(_plain(data), _dtype(dtype), shape, "F" if is_fortran else "C")
     if value.name.endswith("_frombuffer"):
         data, dtype, shape, order = value.args
         return _array(data, _dtype(dtype), shape, order)
-    raise Refused(f"a call of {value.name}")
+    raise ValueError(f"{value.name} stands where a value is expected")
 
 
 def _array(data: Any, dtype: numpy.dtype[Any], shape: Any, order: Any) -> NDArray[Any]:
@@ -299,5 +293,5 @@ def _dtype(made: Any) -> numpy.dtype[Any]:
     state = made.state if isinstance(made.state, tuple) else (3, "|")
     dtype = numpy.dtype(str(made.args[0]))
     if dtype.kind not in _DTYPE_KINDS:
-        raise Refused(f"an array of dtype {dtype}")
+        raise ValueError(f"an array of dtype {dtype}")
     return dtype.newbyteorder(">") if state[1] == ">" else dtype
