@@ -41,6 +41,7 @@ Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the
 
 _LOCK = threading.RLock()
 _LONGEST_NUMBER = 8 * 255  # bits of an integer
+_MOST_AXES, _LONGEST_AXIS = 64, 2**48  # of an array; a longer shape would be multiplied for minutes
 
 
 def load_plain(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
@@ -187,6 +188,13 @@ def _pairs(items: list[Any]) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2]))
 
 
+def _text(value: Any) -> str:
+    """Only a text: of lists that share their members, a few bytes would write gigabytes."""
+    if type(value) is not str:
+        raise TypeError(f"a {type(value).__name__} in the place of a text")
+    return value
+
+
 _KEYS = {str, bytes, int, float, bool, type(None), Made}
 _REFUSED = {
     name: what
@@ -227,7 +235,7 @@ _STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
         "SETITEM": lambda r, _: r.set_items(list(r.last(2))),
         "SETITEMS": lambda r, _: r.set_items(r.since_mark()),
         "GLOBAL": lambda r, both: r.name(both.replace(" ", ".", 1)),
-        "STACK_GLOBAL": lambda r, _: r.name("{}.{}".format(*r.last(2))),
+        "STACK_GLOBAL": lambda r, _: r.name(".".join(map(_text, r.last(2)))),
         "REDUCE NEWOBJ": lambda r, _: r.call(),
         "BUILD": lambda r, _: r.build(),
         "PUT BINPUT LONG_BINPUT MEMOIZE": lambda r, index: r.remember(index),
@@ -253,26 +261,41 @@ def read_arrays(content: bytes) -> Any:
 
     Raises as `read` does; ValueError also where an array does not have the bytes that it needs.
     """
-    return _plain(read(content, _ARRAY_NAMES.__contains__))
+    try:
+        return _plain(read(content, _ARRAY_NAMES.__contains__), {})
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("its values lie too deep in each other") from error
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if not isinstance(value, Made):
+def _plain(value: Any, known: dict[int, Any]) -> Any:
+    """``known``: what was read of objects by their id. A few bytes may name one any number of times."""
+    if not isinstance(value, dict | list | Made):
         return value
+    if id(value) not in known:
+        known[id(value)] = _read_plain(value, known)
+    return known[id(value)]
+
+
+def _read_plain(value: Any, known: dict[int, Any]) -> Any:
+    if isinstance(value, dict):
+        return {_plain(key, known): _plain(item, known) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, known) for item in value]
     if value.name == "_codecs.encode":
-        return str(value.args[0]).encode(str(value.args[1]) if len(value.args) > 1 else "utf-8")
+        text, coding = (*map(_text, value.args), "utf-8")[:2]
+        if coding not in ("latin1", "utf-8"):
+            raise ValueError("bytes of a text in another coding than latin1 or utf-8")
+        return text.encode(coding)
     if value.name.endswith("scalar"):
-        data = _plain(value.args[1])
+        data = _plain(value.args[1], known)
         return numpy.frombuffer(data, _dtype(value.args[0]), 1)[0]
     if value.name.endswith("_reconstruct") and isinstance(value.state, tuple) and len(value.state) == 5:
         _, shape, dtype, is_fortran, data = value.state
         if isinstance(data, list):
-            return [_plain(item) for item in data]
-        return _array(_plain(data), _dtype(dtype), shape, "F" if is_fortran else "C")
+            return [_plain(item, known) for item in data]
+        return _array(_plain(data, known), _dtype(dtype), shape, "F" if is_fortran else "C")
     if value.name.endswith("_frombuffer"):
         data, dtype, shape, order = value.args
         return _array(data, _dtype(dtype), shape, order)
@@ -280,6 +303,9 @@ def _plain(value: Any) -> Any:
 
 
 def _array(data: Any, dtype: numpy.dtype[Any], shape: Any, order: Any) -> NDArray[Any]:
+    is_shape = type(shape) is tuple and len(shape) <= _MOST_AXES
+    if not is_shape or not all(type(length) is int and 0 <= length <= _LONGEST_AXIS for length in shape):
+        raise ValueError("an array without a shape")
     if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"an array of shape {list(shape)} does not have the bytes that it needs")
     array: NDArray[Any] = numpy.frombuffer(data, dtype).reshape(shape, order="F" if order == "F" else "C")
@@ -291,7 +317,7 @@ def _dtype(made: Any) -> numpy.dtype[Any]:
     if not isinstance(made, Made) or made.name != "numpy.dtype" or isinstance(made.args[0], Named):
         raise ValueError("an array without a dtype")
     state = made.state if isinstance(made.state, tuple) else (3, "|")
-    dtype = numpy.dtype(str(made.args[0]))
+    dtype = numpy.dtype(_text(made.args[0]))
     if dtype.kind not in _DTYPE_KINDS:
         raise ValueError(f"an array of dtype {dtype}")
     return dtype.newbyteorder(">") if state[1] == ">" else dtype

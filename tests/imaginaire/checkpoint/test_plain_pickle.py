@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pickle as plain data: all that plain data need is read, and nothing else happens."""
 
+import codecs
 import copyreg
 import pickle
 import random
+import time
 import tracemalloc
 from collections import OrderedDict
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy
 import pytest
 
 from imaginaire.checkpoint import plain_pickle
@@ -148,3 +151,52 @@ def test_a_file_that_is_cut_or_flipped_anywhere_reads_or_is_damage() -> None:
                 plain_pickle.read(damaged, lambda name: True)
             except (Refused, ValueError):
                 continue
+
+
+def nested(depth: int) -> list[Any]:
+    """A list of 2 ** depth texts, in few bytes."""
+    value: list[Any] = ["x"]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+class Call:
+    """What a file says of an object: a name, and the arguments that it is called with."""
+
+    def __init__(self, name: Any, *args: Any) -> None:
+        self.name, self.args = name, args
+
+    def __reduce__(self) -> Any:
+        return self.name, self.args
+
+
+BUFFER = pickle.loads(b"cnumpy._core.numeric\n_frombuffer\n.")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Call(BUFFER, b"", numpy.dtype("f8"), ("A", 3 * 10**8), "C"),  # a text, so many times
+        Call(BUFFER, b"", numpy.dtype("f8"), (2**2000,) * 10_000, "C"),
+        Call(BUFFER, b"", numpy.dtype("f8"), nested(40), "C"),
+        Call(codecs.encode, nested(40), "latin1"),
+        Call(codecs.encode, "x", "idna"),
+        Call(numpy.dtype, nested(40)),
+    ],
+)
+def test_arrays_of_a_small_file_take_little_memory_and_time(value: Call) -> None:
+    """A shape was multiplied before it was looked at, and lists that share their members were written as texts."""
+    content = pickle.dumps(value, protocol=4)
+    began = time.monotonic()
+    tracemalloc.start()
+    try:
+        with pytest.raises((Refused, ValueError)):
+            plain_pickle.read_arrays(content)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 10**7 and time.monotonic() - began < 20
+    assert nested(3) == plain_pickle.read_arrays(pickle.dumps(nested(3)))
+    with pytest.raises((Refused, ValueError)):
+        plain_pickle.read(b"\x80\x04" + pickle.dumps(nested(40))[2:-1] + b"\x8c\x01x\x93.", lambda name: True)
