@@ -226,7 +226,8 @@ def phases_of(options: Options) -> list[Phase]:
             if all(path.exists() for path in paths):
                 rate, anew = map(rate_of, paths)
                 phase = replace(phase, is_anew=anew >= rate)
-        played = {i: options.out / phase.look(i) / "evaluation.json" for i in SAVED_AT if phase.weights(i).exists()}
+        saved = [i for i in SAVED_AT if is_tried and phase.weights(i).exists()]
+        played = {i: options.out / phase.look(i) / "evaluation.json" for i in saved}
         rates = {i: rate_of(path) for i, path in played.items() if path.exists()}
         found.append(replace(phase, best=last_of_best(rates, num_tried(options))))
     return found
