@@ -521,7 +521,8 @@ def test_the_best_of_the_iterations_that_were_saved_is_tried(tmp_path: Path, mon
     assert not (tmp_path / "steps/look_80.json").exists()
     page = (tmp_path / "index.html").read_text()
     assert "Iteration 60 is tried" in page and "iteration 20" in page and "iteration 80" not in page
-    assert phases_of(options)[0].best == 60 and phases_of(replace(options, suite=""))[0].best is None, "nothing is played"
+    assert phases_of(options)[0].best == 60
+    assert phases_of(replace(options, suite=""))[0].best is None, "nothing is played"
     assert last_of_best({20: 0.33, 40: 0.39, 60: 0.35, 80: 0.37}, 100) == 80
     assert last_of_best({20: 0.36, 40: 0.45, 60: 0.41, 80: 0.26}, 100) == 60
     assert last_of_best({}, 100) is None and last_of_best({20: 1.0, 40: 0.99}, 100) == 20
