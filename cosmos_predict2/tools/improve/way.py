@@ -239,8 +239,8 @@ def num_tried(options: Options) -> int:
 
 
 def last_of_best(rates: Mapping[int, float], episodes: int) -> int | None:
-    """The last iteration whose rate is at most a standard error below the best one: that of all which chance can tell
-    from it has learnt most."""
+    """The last iteration whose rate is at most a standard error below the best one. Within that error the rates may be
+    equal, and of equals the last has learnt most."""
     best = max(rates.values(), default=0.0)
     error = math.sqrt(best * (1 - best) / episodes)
     return max((i for i, rate in rates.items() if rate >= best - error), default=None)
