@@ -21,6 +21,7 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.episodes.config import VLAGRPOConfig, VLARLConfig
 from cosmos_predict2.rl.episodes.episodes import LocalRollout, Trajectories, without_unreliable
 from cosmos_predict2.rl.episodes.grpo import VLAGRPOModel
+from cosmos_predict2.rl.episodes.imagination_gap import ImaginationAlarm
 from cosmos_predict2.rl.imagined import check
 from cosmos_predict2.rl.imagined.watch import FILE, ImaginationWatch, Limit
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
@@ -81,6 +82,26 @@ def test_a_run_ends_with_the_weights_of_its_best_look_which_every_program_reads(
     caplog.clear()
     assert watched(tmp_path, FOUND) == 0, "and is not gone on with"
     assert text in caplog.text and "the run has ended at iteration 8, before trainer.max_iter" in caplog.text
+
+
+class LooksAtStart(ImaginationAlarm):
+    """Finds each look wrong, also that before the first step."""
+
+    def __init__(self) -> None:
+        super().__init__("best")
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        self.settle(model, "it dreams.", 0.5, iteration)
+
+
+def test_a_look_before_the_first_save_that_is_wrong_ends_the_run_with_what_it_began_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["trainer.run_validation=true", "trainer.validate_at_start=true", "trainer.max_iter=4"]
+    words += [f"+trainer.callbacks.look={{_target_: {__name__}.LooksAtStart}}"]
+    assert train(tmp_path, ["experiment=toy_policy", *words], config="tests/rl/vla_runs.py") == 0
+    assert "it dreams. So the run has ended at iteration 0, with the weights that it began with" in caplog.text
+    assert (run_dir(tmp_path, NAME) / "checkpoints/model/iter_000000000.pt").exists()
 
 
 def test_a_resumed_watch_is_as_one_without_interruption(tmp_path: Path) -> None:

@@ -63,11 +63,13 @@ class ImaginationAlarm(Callback):
                 self._right, self.trainer.save_wanted = worth, True
         elif self.on_alarm == "warn":
             log.warning("%s", problem)
-        elif self.on_alarm == "stop" or not self._saved:
+        elif self.on_alarm == "stop":
             raise TrainingError(problem)
         else:
-            worth, target = max((value, int(saved)) for saved, value in self._saved)
-            self.trainer.checkpointer.restore_weights(model, target)
+            looks = ((value, int(saved)) for saved, value in self._saved)
+            worth, target = max(looks, default=(-math.inf, iteration))  # none: nothing is learnt
+            if self._saved:
+                self.trainer.checkpointer.restore_weights(model, target)
             self.trainer.last_iteration = iteration
             self.trainer.metrics.log({"watch/returned_to": float(target)}, iteration)
             which = "that it began with" if worth == -math.inf else f"of iteration {target}, the best that was right"
