@@ -58,8 +58,7 @@ def improve(options: Options) -> WayVerdict:
                     keep(phase, phase.policy)
                 elif (kept := results.kept(phase)) is not None:
                     keep(phase, kept)
-            if step.name in results.left_out():
-                continue
+            runner.left_out = results.left_out()
             try:
                 if runner.run(step):
                     if step.name in ("split", "tokenizer"):

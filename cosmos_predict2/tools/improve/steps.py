@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -66,6 +66,7 @@ class Runner:
     folder: Path
     steps: Sequence[WayStep]
     shown: IO[str] = field(default_factory=lambda: sys.stdout)
+    left_out: Set[str] = frozenset()  # names of steps that are not done, as far as is known
     _lock: IO[bytes] | None = None
     _digests: dict[Path, str] = field(default_factory=dict)  # of inputs from outside, which no step changes
 
@@ -132,6 +133,9 @@ class Runner:
     def run(self, step: WayStep) -> bool:
         """Do the step if it is to be done; whether it was."""
         number = f"step {self.steps.index(step) + 1} of {len(self.steps)}, {step.title}"
+        if step.name in self.left_out:
+            self._say(f"{number}: left out")
+            return False
         if not (reason := self.why(step)):
             self._say(f"{number}: done before")
             return False
@@ -239,8 +243,8 @@ class Runner:
         took, guessed = sum(markers[step.name]["seconds"] for step in done), sum(step.guess_s for step in done)
         speed = took / guessed if guessed >= LEAST_MEASURED_S else 1.0
         left = max(0.0, speed * now.guess_s - in_step_s) if left_s is None else left_s
-        later = self.steps[self.steps.index(now) + 1 :]  # those before it were done, or a gate's no left them out
-        left += speed * sum(step.guess_s for step in later if step not in done)
+        later = [step for step in self.steps[self.steps.index(now) + 1 :] if step not in done]
+        left += speed * sum(step.guess_s for step in later if step.name not in self.left_out)
         return f"about {duration(left)} left of {duration(took + in_step_s + left)}"
 
 

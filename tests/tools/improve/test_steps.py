@@ -139,14 +139,19 @@ def test_a_machine_with_more_programs_than_processors_is_called_busy(monkeypatch
         assert busy() == expected
 
 
-def test_steps_that_were_left_out_take_no_time_any_more(tmp_path: Path) -> None:
+def test_steps_that_are_left_out_take_no_time_and_say_so(tmp_path: Path) -> None:
     """As a gate's no does with those of learning."""
     steps = [replace(copying(tmp_path, "data", name), guess_s=600.0) for name in ("a", "b", "c")]
-    with Runner(tmp_path, steps) as runner:
+    shown = io.StringIO()
+    with Runner(tmp_path, steps, shown) as runner:
         left = [runner._of_all(step, 0.0, None) for step in steps]
         begun = runner._of_all(steps[0], 300.0, None)
+        runner.left_out = {"b"}
+        without = runner._of_all(steps[0], 0.0, None)
+        assert not runner.run(steps[1]) and not (tmp_path / "b").exists()
     assert [text.partition(" left")[0] for text in left] == ["about 30 min", "about 20 min", "about 10 min"]
-    assert begun == "about 25 min left of 30 min"
+    assert begun == "about 25 min left of 30 min" and without == "about 20 min left of 20 min"
+    assert shown.getvalue() == f"step 2 of 3, {steps[1].title}: left out\n"
 
 
 def test_a_digest_sees_contents_and_not_the_place(tmp_path: Path) -> None:
