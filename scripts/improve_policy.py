@@ -49,7 +49,7 @@ add("--dryrun", action="store_true", help="look at what is given, and print the 
 def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.data.split import SUCCESS_COLUMN
     from cosmos_predict2.tools.improve.improve import commands, improve
-    from cosmos_predict2.tools.improve.way import Options
+    from cosmos_predict2.tools.improve.phases import Options
 
     if args.out.resolve() == args.data.resolve():
         raise ConfigError(f"--out {args.out} is the folder of the recordings: name another, of what is made of them.")

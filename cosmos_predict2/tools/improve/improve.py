@@ -29,8 +29,9 @@ from cosmos_predict2.rl.policies.cloning_model import CloningConfig
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
 from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, write_page
+from cosmos_predict2.tools.improve.phases import Options, Phase, RecordedSizes, look
 from cosmos_predict2.tools.improve.steps import Runner, digest
-from cosmos_predict2.tools.improve.way import POLICIES, Options, Phase, RecordedSizes, look, steps_of
+from cosmos_predict2.tools.improve.way import POLICIES, steps_of
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.errors import ConfigError, DataError

@@ -15,9 +15,9 @@ from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import CLONE, lines_of, table
 from cosmos_predict2.rl.imagined.watch import FILE as WATCHED
-from cosmos_predict2.tools.improve import way
+from cosmos_predict2.tools.improve import phases
+from cosmos_predict2.tools.improve.phases import Clone, Options, Phase, chosen, clones_of, phases_of
 from cosmos_predict2.tools.improve.steps import DONE, FAILED, Runner, WayStep
-from cosmos_predict2.tools.improve.way import Clone, Options, Phase, chosen, clones_of, phases_of
 from imaginaire import foreign_json, storage
 from imaginaire.log import duration
 
@@ -73,7 +73,7 @@ class WayResults:
     @cached_property
     def refused(self) -> list[Phase]:
         """The phases that the gate refuses, unless that is overruled."""
-        asked = [phase for phase in self.phases if self.is_done(f"{way.GATE}{phase.end}")]
+        asked = [phase for phase in self.phases if self.is_done(f"{phases.GATE}{phase.end}")]
         return [one for one in asked if self.card(one)["verdict"] == "no" and not self.options.allow_unchecked]
 
     @cached_property
@@ -90,15 +90,19 @@ class WayResults:
     def is_full(self) -> bool:
         """True where the clone that is chosen truly succeeds (nearly) always, and nothing has learnt of it: the way
         ends there."""
-        return self.is_done(way.CHOICE) and not self.is_done("learning") and any(map(way.is_full, self.played.values()))
+        return (
+            self.is_done(phases.CHOICE)
+            and not self.is_done("learning")
+            and any(map(phases.is_full, self.played.values()))
+        )
 
     @property
     def played(self) -> Mapping[str, Mapping[str, Any]]:
-        return way.played_clones(self.options)
+        return phases.played_clones(self.options)
 
     def clone_verdict(self, name: str) -> dict[str, Any]:
         """The words on how much a clone explains of held-out actions; empty where it is not made."""
-        best = self.read(f"{way.CLONED}/{name}/clone.json").get("best", {})
+        best = self.read(f"{phases.CLONED}/{name}/clone.json").get("best", {})
         return best.get("verdict", {}) if isinstance(best, dict) else {}
 
     def kept(self, phase: Phase) -> Path | None:
@@ -109,7 +113,7 @@ class WayResults:
         names = [*phase.trials_before, phase.trial_after]
         if not all(map(self.is_done, names)):
             return None
-        *before, after = (way.rate_of(self.options.out / name / "evaluation.json") for name in names)
+        *before, after = (phases.rate_of(self.options.out / name / "evaluation.json") for name in names)
         return phase.learnt if after >= max(before) else phase.policy
 
     def became_worse(self, phase: Phase) -> bool:
@@ -123,7 +127,7 @@ class WayResults:
 
     def _starts(self, what: str) -> str:
         """The starts of the truth, in words. Only those of gym: are without an end; named suites have few."""
-        if (suite := self.options.suite).startswith(way.GYM):
+        if (suite := self.options.suite).startswith(phases.GYM):
             return f"by whose starts {what} chosen"
         return (
             "from other starts than the gate's, if the suite has so many"
@@ -137,23 +141,25 @@ class WayResults:
         behind it where nothing is left to learn; the truth of what is not kept."""
         refused, steps = self.refused, [step.name for step in self.runner.steps]
         untried = [*refused, *(phase for phase in self.phases if phase.number in self.stopped)]
-        names = {f"{name}{phase.end}" for phase in untried for name in ("learning", "export", way.TRIAL_AFTER)}
-        names |= {f"{way.TRIAL_BEFORE}{phase.end}" for phase in untried if phase.clone is None}
+        names = {f"{name}{phase.end}" for phase in untried for name in ("learning", "export", phases.TRIAL_AFTER)}
+        names |= {f"{phases.TRIAL_BEFORE}{phase.end}" for phase in untried if phase.clone is None}
         if refused and refused[-1] == self.phases[-1]:
-            names |= set(steps[steps.index(f"{way.GATE}{refused[-1].end}") + 1 :])
+            names |= set(steps[steps.index(f"{phases.GATE}{refused[-1].end}") + 1 :])
         if self.is_full:
-            names |= set(steps[steps.index(way.GATE) :])
+            names |= set(steps[steps.index(phases.GATE) :])
         is_other = chosen(self.options) != clones_of(self.options)[0]
         if is_other or self.is_full:  # then what the choice brought is known
-            names -= {"before", way.CHOSEN}
+            names -= {"before", phases.CHOSEN}
         if not is_other:  # it is the one of "before"
-            names |= {way.CHOSEN}
+            names |= {phases.CHOSEN}
         for phase in self.phases:
             after = {f"after{phase.end}"}
             names = names - after if self.brings(phase) else names | after
             has_ended = self.is_done(f"learning{phase.end}")  # by the watch, perhaps
             names |= {
-                phase.look(i) for i in way.SAVED_AT if phase in untried or (has_ended and not phase.weights(i).exists())
+                phase.look(i)
+                for i in phases.SAVED_AT
+                if phase in untried or (has_ended and not phase.weights(i).exists())
             }
         return names
 
@@ -206,9 +212,9 @@ class WayResults:
         """The command by which the simulator itself teaches; nothing of a robot, and of policies that were not tried
         so."""
         options, names = self.options, [step.name for step in self.runner.steps]
-        if way.TRIAL_BEFORE not in names or chosen(options).policy != "conv":
+        if phases.TRIAL_BEFORE not in names or chosen(options).policy != "conv":
             return ""
-        words, suite = self.runner.steps[names.index(way.TRIAL_BEFORE)].words, options.suite
+        words, suite = self.runner.steps[names.index(phases.TRIAL_BEFORE)].words, options.suite
         if SIZE in words:  # as it was played
             suite += f"{'&' if '?' in suite else '?'}image_size={words[words.index(SIZE) + 1]}"
         imports = [word for name in options.imports for word in ("--import", name)]
@@ -238,7 +244,7 @@ class WayResults:
 
     def truth_of(self, clone: Clone) -> str:
         """The name of the step that measures the clone that learns."""
-        return "before" if clone == clones_of(self.options)[0] else way.CHOSEN
+        return "before" if clone == clones_of(self.options)[0] else phases.CHOSEN
 
     def _choice(self) -> str:
         """A sentence on the clone that was chosen among several; empty of one."""
@@ -247,7 +253,7 @@ class WayResults:
             return ""
         how = "truly succeeds most" if any(self.played.values()) else "is first in imagination"
         text = f" Of {1 + len(others)} clones {learns.title}, {how}"
-        one, best = self.success("before"), self.success(way.CHOSEN)
+        one, best = self.success("before"), self.success(phases.CHOSEN)
         if learns == first or not one or not best:
             return f"{text}."
         rates = f"its true success is {best['rate']:.3f}, that of {first.title}, {one['rate']:.3f}"
@@ -337,7 +343,7 @@ def _tokenizer(page: Page, results: WayResults, found: dict[str, Any]) -> None:
 
 def _world_model(page: Page, results: WayResults, rule: dict[str, Any]) -> None:
     page.heading("3. World model", rule["text"])
-    _plots(page, results.options.out / way.WORLD_MODEL, LOOKS)
+    _plots(page, results.options.out / phases.WORLD_MODEL, LOOKS)
     if found := results.read("imagined/figures.json"):
         page.verdict(f"It {found['verdict']['sentence']}.")
         chunks = {name: values for name, values in found.get("by_chunk", {}).items() if name.startswith("PSNR")}
@@ -358,7 +364,7 @@ def _reward(page: Page, results: WayResults, found: dict[str, Any]) -> None:
 
 def _clone(page: Page, results: WayResults) -> None:
     options, learns = results.options, chosen(results.options)
-    found = {clone: results.read(f"{way.CLONED}/{clone.name}/clone.json") for clone in clones_of(options)}
+    found = {clone: results.read(f"{phases.CLONED}/{clone.name}/clone.json") for clone in clones_of(options)}
     if not found[learns]:
         return
     verdict = results.clone_verdict(learns.name)
@@ -369,7 +375,7 @@ def _clone(page: Page, results: WayResults) -> None:
         if content
     }
     page.plots({"Held-out loss": losses}, "iteration")
-    if len(found) > 1 and (ranking := results.read(way.RANKING)):
+    if len(found) > 1 and (ranking := results.read(phases.RANKING)):
         ranked = {Path(row["policy"]).parent.name.replace("_", " "): row for row in ranking["policies"]}
         columns, is_played = ("value", "low", "high"), all(row.get("true_success") for row in ranked.values())
         for kind, title in (("value", "imagined"), *([("true_success", "true success")] if is_played else [])):
@@ -399,7 +405,7 @@ def _policy(page: Page, results: WayResults, phase: Phase) -> None:
         names = [name for name in (*phase.trials_before, phase.trial_after) if results.is_done(name)]
         if rows := [(name.replace("_", " "), [results.success(name)[key] for key in BOUNDS]) for name in names]:
             page.table("true success, trials", list(BOUNDS), rows)
-    looks = [(i, phase.look(i)) for i in way.SAVED_AT if results.is_done(phase.look(i))]
+    looks = [(i, phase.look(i)) for i in phases.SAVED_AT if results.is_done(phase.look(i))]
     if rows := [(f"iteration {i}", [results.success(name)[key] for key in BOUNDS]) for i, name in looks]:
         page.table("true success while it learnt, from other starts", list(BOUNDS), rows)
         page.note(f"Iteration {phase.best} is tried: the last one within a standard error of the best.")
@@ -419,7 +425,7 @@ def _truth(page: Page, results: WayResults, name: str) -> None:
 _RUNGS = {  # what each is made of
     "recordings.json": _recordings,
     "tokenizer.json": _tokenizer,
-    f"{way.WORLD_MODEL}/stop_rule.json": _world_model,
+    f"{phases.WORLD_MODEL}/stop_rule.json": _world_model,
     "reward/quality.json": _reward,
 }
 

@@ -17,8 +17,9 @@ import torch
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.improve import improve as ways
+from cosmos_predict2.tools.improve.phases import Options, RecordedSizes, chosen
 from cosmos_predict2.tools.improve.steps import WayStep
-from cosmos_predict2.tools.improve.way import Options, RecordedSizes, chosen, steps_of
+from cosmos_predict2.tools.improve.way import steps_of
 from imaginaire.buildable import buildable
 from imaginaire.errors import ConfigError, DataError, TrainingError
 from tests.programs import warm_python

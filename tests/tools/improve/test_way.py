@@ -23,8 +23,7 @@ from cosmos_predict2.rl.imagined.watch import FILE as WATCHED
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.improve import keep
 from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, difference, write_page
-from cosmos_predict2.tools.improve.steps import Runner, WayStep
-from cosmos_predict2.tools.improve.way import (
+from cosmos_predict2.tools.improve.phases import (
     SAVED_AT,
     WORLD_MODEL,
     Options,
@@ -32,8 +31,9 @@ from cosmos_predict2.tools.improve.way import (
     last_of_best,
     look,
     phases_of,
-    steps_of,
 )
+from cosmos_predict2.tools.improve.steps import Runner, WayStep
+from cosmos_predict2.tools.improve.way import steps_of
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError, DataError
