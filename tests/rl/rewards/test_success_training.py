@@ -22,6 +22,7 @@ from cosmos_predict2.rl.rewards.resnet import ResnetReward, SuccessClassifier, t
 from cosmos_predict2.rl.rewards.success_training import (
     OUTCOME,
     ROUND_TRIP,
+    Ends,
     LabelledPictures,
     TrainingOptions,
     augmented,
@@ -446,6 +447,17 @@ def test_a_reward_model_that_finds_few_successes_is_not_written(
     assert asked == [pytest.approx(0.6)], "more than the 0.5 that the other half of the pictures has to reach"
     assert (tmp_path / "reward_model.safetensors").exists() == (not named) and (tmp_path / "quality.json").exists()
     assert not named or (named in (err := capsys.readouterr().err) and "--least_recall 0" in err)
+
+
+@pytest.mark.parametrize(
+    ("successes", "named"),
+    [(9, " Only 9 of these ends succeed: where more do,"), (81, " Only 9 of these ends fail"), (40, "")],
+)
+def test_few_ends_of_an_outcome_are_named_where_a_reward_is_no_better_than_chance(successes: int, named: str) -> None:
+    args = train_reward_model.parser.parse_args(["--data", "x", "--out", "new"])
+    found = train_reward_model._problem(args, {}, {OUTCOME: Ends(90, successes, 0.6, 0.668, 44, 1.0, 0.5, 0.5, 0.4)})
+    assert "0.600, but chance alone gives up to 0.668. True pictures are judged well" in found
+    assert named in found and (" Only " in found) == bool(named)
 
 
 def test_wrong_flags_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
