@@ -28,8 +28,9 @@ from cosmos_predict2.rl.policies.cloning import CloneStart, begin, cloneable
 from cosmos_predict2.rl.policies.cloning_model import CloningConfig
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
 from cosmos_predict2.tokenizers.tiny import GROUP, TinyTokenizer
-from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, write_page
-from cosmos_predict2.tools.improve.phases import Options, Phase, RecordedSizes, look
+from cosmos_predict2.tools.improve.page import write_page
+from cosmos_predict2.tools.improve.phases import Options, RecordedSizes, look
+from cosmos_predict2.tools.improve.results import WayResults, WayVerdict
 from cosmos_predict2.tools.improve.steps import Runner, digest
 from cosmos_predict2.tools.improve.way import POLICIES, steps_of
 from cosmos_predict2.world_model.world_model import to_uint8
@@ -53,12 +54,6 @@ def improve(options: Options) -> WayVerdict:
             step = runner.steps[done]
             done += 1
             results = WayResults(options, runner)
-            for phase in results.phases[:1] if results.is_full else results.phases:
-                is_refused = phase in results.refused and (phase.is_tried or phase != results.phases[-1])
-                if results.is_full or is_refused:
-                    keep(phase, phase.policy)
-                elif (kept := results.kept(phase)) is not None:
-                    keep(phase, kept)
             runner.left_out = results.left_out()
             try:
                 if runner.run(step):
@@ -67,6 +62,7 @@ def improve(options: Options) -> WayVerdict:
                     elif step.name.startswith("clone") and (clone := results.clone_verdict(step.name)):
                         print(f"    | {clone['text']} {clone['next_step']}".rstrip(), file=runner.shown)
                 runner.steps = steps_of(options, recorded)  # what learns may be known now
+                keep(WayResults(options, runner))
             finally:
                 page = write_page(WayResults(options, runner))
     found = WayResults(options, runner).verdict()
@@ -91,10 +87,14 @@ def looked_at(options: Options) -> RecordedSizes:
     return recorded
 
 
-def keep(phase: Phase, policy: Path) -> None:
-    if digest(phase.result) != digest(policy):
-        shutil.rmtree(phase.result, ignore_errors=True)
-        shutil.copytree(policy, phase.result)
+def keep(results: WayResults) -> None:
+    """Copy what each phase ends with to its result, as far as that is known."""
+    for phase in results.phases[:1] if results.is_full else results.phases:
+        is_clone = results.is_full or phase in results.refused
+        policy = phase.policy if is_clone else results.kept(phase)
+        if policy is not None and digest(phase.result) != digest(policy):
+            shutil.rmtree(phase.result, ignore_errors=True)
+            shutil.copytree(policy, phase.result)
 
 
 def commands(options: Options) -> list[str]:

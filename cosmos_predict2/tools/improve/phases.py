@@ -153,9 +153,7 @@ class Phase:
         self.split, self.card = self.folder / "split.json", self.folder / CARD
         self.reward, self.starts = self.folder / "reward", self.folder / "starts"
         self.result = self.folder / "policy"  # as a folder that can be given away
-        self.run, self.learnt = self.out / f"{REINFORCED}{self.end}", self.result
-        if self.is_tried:
-            self.learnt = self.folder / "learnt"
+        self.run, self.learnt = self.out / f"{REINFORCED}{self.end}", self.folder / "learnt"
 
     def weights(self, iteration: int) -> Path:
         return self.run / f"checkpoints/model/{set_name(iteration, dcp=False)}"

@@ -22,16 +22,18 @@ from cosmos_predict2.rl.imagined.verdict import CLONE
 from cosmos_predict2.rl.imagined.watch import FILE as WATCHED
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.improve import keep
-from cosmos_predict2.tools.improve.page import WayResults, WayVerdict, difference, write_page
+from cosmos_predict2.tools.improve.page import write_page
 from cosmos_predict2.tools.improve.phases import (
     SAVED_AT,
     WORLD_MODEL,
     Options,
+    Phase,
     RecordedSizes,
     last_of_best,
     look,
     phases_of,
 )
+from cosmos_predict2.tools.improve.results import WayResults, WayVerdict, difference
 from cosmos_predict2.tools.improve.steps import Runner, WayStep
 from cosmos_predict2.tools.improve.way import steps_of
 from imaginaire.config.compose import compose
@@ -225,6 +227,7 @@ def test_a_clone_that_sees_nothing_is_announced_at_its_step(
     steps = writing(tmp_path, contents | {"gate": ("card.json", _card("doubtful", ""))})
     monkeypatch.setattr(ways, "steps_of", lambda *_: steps)
     monkeypatch.setattr(ways, "look", lambda _: RECORDED)
+    imagined(phases_of(options)[0], 0.1, 0.5)
     assert ways.improve(options).word == "unmeasured"
     assert "It sees so much. Record more." in capsys.readouterr().out
     page = (tmp_path / "index.html").read_text()
@@ -273,6 +276,18 @@ def writing(folder: Path, contents: Mapping[str, tuple[str, Any]]) -> list[WaySt
     ]
 
 
+def imagined(phase: Phase, *values: float) -> None:
+    """What learning and the reward leave: imagined values, where a success is worth .2 more than a failure."""
+    phase.run.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"iteration": 1},
+        *({"iteration": 20 * i, "val/imagined_greedy_return": value} for i, value in enumerate(values)),
+    ]
+    (phase.run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ends = {"held out": {}, "imagined, by the outcome": {"value_of_successes": 0.5, "value_of_failures": 0.3}}
+    write_json(phase.reward / "quality.json", {"ends": ends, "quality": {}})
+
+
 def rate(successes: int) -> Mapping[str, Any]:
     return {"success": Rate(successes, 200).as_dict()}
 
@@ -315,6 +330,7 @@ def test_the_verdict_follows_from_what_was_measured(
     assert found.word == word
     assert (word == "refused") == found.next_step.startswith("do this. --phases 1 records")
     assert (verdict == "overruled") == ("the gate says no, which was overruled" in found.sentence)
+    imagined(phases_of(options)[0], 0.1, 0.5)
     untried = WayResults(replace(options, suite=""), Runner(tmp_path, steps)).verdict()
     assert untried.word == (word if word in ("refused", "unfinished") else "unmeasured")
 
@@ -548,8 +564,7 @@ def test_learning_that_the_watch_stops_at_once_keeps_the_clone(
     contents |= {
         name: (f"{name}/evaluation.json", rate(40)) for name in ("trial_before", "trial_after", "before", "after")
     }
-    phase.run.mkdir(parents=True)
-    (phase.run / "metrics.jsonl").write_text('{"iteration": 1}')
+    imagined(phase, 0.1, 0.5)
     steps = writing(tmp_path, contents)
     for name, value in (("steps_of", steps), ("look", RECORDED), ("require_suite", None)):
         monkeypatch.setattr(ways, name, lambda *_, value=value: value)
@@ -564,6 +579,44 @@ def test_learning_that_the_watch_stops_at_once_keeps_the_clone(
     )
 
 
+@pytest.mark.parametrize(
+    ("verdict", "values", "word", "kept", "said"),
+    [
+        ("doubtful", (0.2, 0.45), "unmeasured", "learnt", "rose by 1.25 of what a success is worth above a failure"),
+        ("go", (0.2, 0.35), "kept", "the clone", "What was learnt is not kept: its imagined value rose by 0.75"),
+        ("go", (), "kept", "the clone", "changed by an unknown share of what"),
+        ("no", (), "refused", "the clone", "The gate says no"),
+    ],
+)
+def test_where_nothing_can_be_played_what_imagination_gained_decides(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: str,
+    values: tuple[float, ...],
+    word: str,
+    kept: str,
+    said: str,
+) -> None:
+    """A robot's policy that had fallen from .755 to .235 would have been the result: its imagined value rose by .65."""
+    options = replace(OPTIONS, out=tmp_path, suite="")
+    (phase,) = phases_of(options)
+    phase.policy.mkdir(parents=True)
+    (phase.policy / "weights").write_text("the clone")
+    imagined(phase, *values)
+    contents = {"gate": ("card.json", _card(verdict, "its reason")), "learning": ("a.txt", "")}
+    steps = writing(tmp_path, {**contents, "export": ("learnt/weights", "learnt")})
+    for name, value in (("steps_of", steps), ("look", RECORDED)):
+        monkeypatch.setattr(ways, name, lambda *_, value=value: value)
+    found = ways.improve(options)
+    assert found.word == word and said in found.sentence
+    assert (tmp_path / "policy/weights").read_text().strip('"') == kept
+    assert (verdict == "no") != ("20 with RUN/learnt" in found.next_step)
+    with Runner(tmp_path, steps) as runner:
+        imagined(phase, 0.2, 0.6, 0.1)
+        (phase.run / "metrics.jsonl").open("a").write('{"iteration": 40, "watch/returned_to": 20.0}\n')
+        assert WayResults(options, runner).gain(phase) == pytest.approx(2.0), "of the weights that a watch went back to"
+
+
 @pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
 def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: str | None, word: str) -> None:
     """Its own true episodes are what a policy lacks that imagination is too kind to."""
@@ -575,7 +628,8 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     if second is not None:
         contents["gate_2"] = f"{later}/card.json", _card(second, "the second")
     contents |= {name: (f"{name}/evaluation.json", rate(n)) for name, n in (("before", 40), ("after_2", 70))}
-    found, done = gone(options, writing(tmp_path, contents), until=7 if second is None else None)
+    steps = writing(tmp_path, contents)
+    found, done = gone(options, steps, until=7 if second is None else None)
     assert {"before", "collect_2"} <= done and not {"learning", "export", "trial_before", "after"} & done
     assert ("learning_2" in done) == (second == "go") and found.word == word
     assert word != "better" or "and no to phase 1" in found.sentence
@@ -584,7 +638,7 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     for content in ("clone", "another clone"):
         phase.policy.mkdir(parents=True, exist_ok=True)
         (phase.policy / "weights").write_text(content)
-        keep(phase, phase.policy)
+        keep(WayResults(options, Runner(tmp_path, steps)))
         assert (phase.result / "weights").read_text() == content
 
 
