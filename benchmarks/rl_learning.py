@@ -32,7 +32,7 @@ from cosmos_predict2.conditioner import TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.evaluation.metrics.video_quality import moves
-from cosmos_predict2.released import tiny_video2world_path
+from cosmos_predict2.released import TINY_VIDEO2WORLD
 from cosmos_predict2.rl.rewards.toy import contact, seen
 from cosmos_predict2.toy_world.rendering import Detection
 from cosmos_predict2.world_model.options import SamplingOptions
@@ -140,7 +140,7 @@ def main() -> int:
     arguments = machine.parse(parser)
     clips, root = held_out(), arguments.output
     overrides = [*(CHECKS if arguments.curve else ()), *arguments.overrides]
-    base = measure(tiny_video2world_path(), "auto", clips)
+    base = measure(TINY_VIDEO2WORLD, "auto", clips)
 
     def report(name: str, seconds: float, row: Mapping[str, float]) -> None:
         machine.report_row(name, seconds, row, base, missed(row, base, name.partition(" ")[0]))

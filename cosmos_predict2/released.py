@@ -20,6 +20,13 @@ from imaginaire.storage.hub import absent
 
 DEFAULT_DIR = "checkpoints"
 SHIPPED = Path(__file__).with_name("checkpoints")  # README.md there: how the tiny models were made
+# The first three are averaged weights in half precision, the fourth lies beside the config.yaml of its run, and the
+# policy is of `scripts.train_policy`'s default kind, cloned from 20 demonstrations.
+TINY_VIDEO2WORLD = str(SHIPPED / "tiny_video2world.safetensors")
+TINY_TEXT2IMAGE = str(SHIPPED / "tiny_text2image.safetensors")
+TINY_MULTIVIEW = str(SHIPPED / "tiny_multiview.safetensors")
+TINY_ACTION = str(SHIPPED / "tiny_action" / "model.safetensors")
+TINY_POLICY = str(SHIPPED / "tiny_policy.safetensors")
 SETTINGS_VARIABLE = "COSMOS_PREDICT2_ARGS"
 _SETTINGS = {"--checkpoints": "checkpoints", "--text_encoder": "text_encoder"}
 
@@ -346,31 +353,6 @@ def describe_missing(path: str) -> str:
     is_near = storage.is_folder(path.rpartition("/")[0])
     note = " (no program here runs it yet, scripts.convert alone reads it)" if runs_nowhere(path) else ""
     return f"{absent(path) if is_near else f'{path} does not exist.'} Download it: {command}{note}"
-
-
-def tiny_video2world_path() -> str:
-    """Path of the tiny Video2World weights: the averaged ones, in half precision."""
-    return str(SHIPPED / "tiny_video2world.safetensors")
-
-
-def tiny_text2image_path() -> str:
-    """Path of the tiny Text2Image weights: the averaged ones, in half precision."""
-    return str(SHIPPED / "tiny_text2image.safetensors")
-
-
-def tiny_multiview_path() -> str:
-    """Path of the tiny multi-view weights: the averaged ones, in half precision."""
-    return str(SHIPPED / "tiny_multiview.safetensors")
-
-
-def tiny_action_path() -> str:
-    """Path of the averaged weights of the world model with actions; the config.yaml of its run lies beside them."""
-    return str(SHIPPED / "tiny_action" / "model.safetensors")
-
-
-def tiny_policy_path() -> str:
-    """Path of a policy of the toy world, of `scripts.train_policy`'s default kind, cloned from 20 demonstrations."""
-    return str(SHIPPED / "tiny_policy.safetensors")
 
 
 def _only_file(model_type: str, root: str | None) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
-from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from cosmos_predict2.released import TINY_ACTION, TINY_POLICY
 from imaginaire import command_line
 
 OUTPUT = Path("outputs/demo")
@@ -33,7 +33,7 @@ EXIT_INTERRUPTED = 75
 INTERRUPT_AT = 150
 TRAIN = ["-m", "scripts.train", "--", f"experiment={EXPERIMENT}"]
 ACTIONS = OUTPUT / "actions"
-IMAGINE = ["-m", "scripts.evaluate_world_model", "--dit_path", os.path.relpath(tiny_action_path()), "--data", "toy"]
+IMAGINE = ["-m", "scripts.evaluate_world_model", "--dit_path", os.path.relpath(TINY_ACTION), "--data", "toy"]
 IMAGINE += ["--num_clips", "32", "--toy_episodes", "0", "--out", str(ACTIONS)]
 # Without refining the world model: what a minute gives, and what exploitation does not yet take back.
 POLICY_EXPERIMENT = "tiny_vla_grpo_world_model_frozen"
@@ -43,8 +43,8 @@ LEARN += ["trainer.validation_iter=320", "checkpoint.save_iter=320", "model.conf
 GATE = OUTPUT / "gate"
 RECORDINGS, SPLIT, REWARD = (str(GATE / name) for name in ("recordings", "split.json", "reward"))
 GOOD, BAD = "the world model that comes with the code", "one of 20 iterations"
-WORLDS = {GOOD: os.path.relpath(tiny_action_path()), BAD: str(OUTPUT / "posttraining/video2world/short")}
-RECORD = ["-m", "scripts.collect", "--suite", "toy", "--policy", os.path.relpath(tiny_policy_path())]
+WORLDS = {GOOD: os.path.relpath(TINY_ACTION), BAD: str(OUTPUT / "posttraining/video2world/short")}
+RECORD = ["-m", "scripts.collect", "--suite", "toy", "--policy", os.path.relpath(TINY_POLICY)]
 RECORD += ["--episodes", "120", "--batch_size", "60", "--out", RECORDINGS]
 JUDGE = ["-m", "scripts.train_reward_model", "--data", RECORDINGS, "--split", SPLIT, "--world_model", WORLDS[GOOD]]
 JUDGE += ["--steps", "400", "--precision", "0.8", "--out", REWARD]
@@ -54,7 +54,7 @@ SHORT += ["dataloader_train.dataset.num_episodes=200"]
 PREPARE = [RECORD, ["-m", "scripts.split_recordings", RECORDINGS, "--out", SPLIT], JUDGE, SHORT]
 CARDS = {name: GATE / f"{i}.json" for i, name in enumerate(WORLDS)}
 ASK = ["-m", "scripts.check_imagination", "--data", RECORDINGS, "--split", SPLIT, "--reward", REWARD]
-ASK += ["--policy", os.path.relpath(tiny_policy_path()), "--suite", "toy"]  # whose attempts are played truly
+ASK += ["--policy", os.path.relpath(TINY_POLICY), "--suite", "toy"]  # whose attempts are played truly
 ASKED = {name: [*ASK, "--world_model", WORLDS[name], "--out", str(card)] for name, card in CARDS.items()}
 BESIDE = [IMAGINE, LEARN, *PREPARE, *ASKED.values()]  # they need nothing of the first parts
 EVALUATE = ["-m", "scripts.evaluate_world_model", "--experiment", EXPERIMENT, "--num_clips", "32"]

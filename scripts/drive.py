@@ -39,7 +39,7 @@ command_line.common(add, "load_ema", "device")
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.checkpoints.card import read_card
     from cosmos_predict2.configs.rl.imagination import imagination_of, trained_on
-    from cosmos_predict2.released import tiny_action_path
+    from cosmos_predict2.released import TINY_ACTION
     from cosmos_predict2.tools.drive.session import drive_of
     from cosmos_predict2.world_model.assembly import device_of
     from imaginaire.listening import token_of
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         from cosmos_predict2.tools.drive.server import TOKEN, serve
     except ImportError as error:
         raise missing_package(str(error.name), "drive") from error
-    token, path = token_of(TOKEN, args.host), args.world_model or tiny_action_path()
+    token, path = token_of(TOKEN, args.host), args.world_model or TINY_ACTION
     imagination = imagination_of(path, load_ema=args.load_ema, device=device_of(args.device))
     root = Path(trained_on(path, "root") or "")
     args.camera = args.camera or trained_on(path, "camera")

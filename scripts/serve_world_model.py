@@ -47,7 +47,7 @@ command_line.common(add, "load_ema", "device")
 def run(args: argparse.Namespace) -> None:
     from cosmos_predict2.checkpoints.card import read_card as weights_card
     from cosmos_predict2.configs.rl.imagination import imagination_of
-    from cosmos_predict2.released import tiny_action_path
+    from cosmos_predict2.released import TINY_ACTION
     from cosmos_predict2.rl.envs.recorded_starts import RecordedStarts
     from cosmos_predict2.rl.envs.remote import TOKEN
     from cosmos_predict2.rl.envs.scoring import Scoring
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
     if bool(args.reward) != bool(args.starts):
         raise ConfigError("--starts S --reward R go together: what episodes begin with, and what judges them.")
-    token, path = token_of(TOKEN, args.host), args.world_model or tiny_action_path()
+    token, path = token_of(TOKEN, args.host), args.world_model or TINY_ACTION
     places = {"world_model": path, "reward": args.reward or path_of(ToyDetectorReward)}
     inputs = {"world_model": digest(path, load_ema=args.load_ema), "reward": digest(places["reward"])}
     card = require_card(args.card, inputs, key="--card") if args.card else None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.released import tiny_policy_path
+from cosmos_predict2.released import TINY_POLICY
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.replays import ZeroReward
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -395,7 +395,7 @@ def _gate(imagination: Imagination) -> list[float]:
     recorded = check.OutcomeEpisodes(
         torch.stack([film[0] for film in films]), films, films, actions, made.success, ["push"] * 3
     )
-    policy = read_policy(tiny_policy_path())[0].to(imagination.world.device)
+    policy = read_policy(TINY_POLICY)[0].to(imagination.world.device)
     with TemporaryDirectory() as folder, torch.random.fork_rng():
         torch.manual_seed(0)
         path = Path(folder) / "reward_model.safetensors"

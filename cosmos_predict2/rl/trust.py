@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cosmos_predict2.checkpoints.card import run_folder, run_tree
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.rl.envs.remote import address_of, facts_of
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import describe
@@ -175,9 +175,9 @@ def learning_inputs(config: Any) -> tuple[dict[str, str], dict[str, str]]:
         return {}, {}
     named: Any = node if held is None else held
     if held is not None and "config" in held:
-        path = held.config.model_manager_config.dit_path or tiny_action_path()
+        path = held.config.model_manager_config.dit_path or TINY_ACTION
     elif _target(named).rpartition(".")[2] in BUILDERS:
-        path = named.get("dit_path") or tiny_action_path()
+        path = named.get("dit_path") or TINY_ACTION
     else:
         path = _by_name(named)
     places = {"world_model": str(path)}

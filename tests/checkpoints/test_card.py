@@ -35,9 +35,9 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import (
+    TINY_ACTION,
     get_cosmos_predict2_action_conditioned_checkpoint,
     get_cosmos_predict25_checkpoint,
-    tiny_action_path,
 )
 from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
@@ -167,18 +167,18 @@ def test_an_export_of_an_export_records_the_same(run: Path, tmp_path: Path) -> N
 
 
 def test_the_tiny_model_can_be_copied_without_its_config(tmp_path: Path) -> None:
-    copy = shutil.copy(tiny_action_path(), tmp_path)
+    copy = shutil.copy(TINY_ACTION, tmp_path)
     choice, pipe = _pipeline(str(copy))
     assert pipe.dit.summed_action_dims == [0, 1] and not pipe.dit.reads_text
     assert (choice.config.timestamps.nfe, choice.config.timestamps.t_min) == (1, 10.0)
-    _, own = _pipeline(tiny_action_path())
+    _, own = _pipeline(TINY_ACTION)
     assert yaml.safe_load(to_yaml(pipe.config)) == yaml.safe_load(to_yaml(own.config))
 
 
 def test_the_world_model_of_a_policys_run_is_read_like_any_other(tmp_path: Path) -> None:
     """Its weights are below ``world_model.``, and its actions are those of the weights that it began with."""
     (tmp_path / "config.yaml").write_text(to_yaml({"model": EXPERIMENTS["tiny_vla_grpo_world_model"]("a")["model"]}))
-    base = safetensors.torch.load_file(tiny_action_path())
+    base = safetensors.torch.load_file(TINY_ACTION)
     refined = {f"world_model.{name}": 2 * tensor for name, tensor in base.items()}
     safetensors.torch.save_file(refined | {"net.mlp.0.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     imagination = imagination_of(str(tmp_path / "model.safetensors"))

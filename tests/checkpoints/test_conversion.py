@@ -26,7 +26,7 @@ from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.wan_dit import WanDiT
-from cosmos_predict2.released import REASON1_ENCODER_DIR, T5, tiny_video2world_path
+from cosmos_predict2.released import REASON1_ENCODER_DIR, T5, TINY_VIDEO2WORLD
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
@@ -273,7 +273,7 @@ def test_verify_finds_faults_of_an_adapter(form: str, tmp_path: Path) -> None:
 def test_weights_in_float16_are_verified_beyond_its_range(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Activations of the tiny model that ships overflow in the float16 of its weights."""
     caplog.set_level("INFO")
-    _convert(tiny_video2world_path(), str(tmp_path / "x.pt"), "--to", "pt", "--verify")
+    _convert(TINY_VIDEO2WORLD, str(tmp_path / "x.pt"), "--to", "pt", "--verify")
     assert "verified: the outputs of both are equal" in caplog.text
     source = _source(FAST, tmp_path)
     _edit(source, lambda tensors: next(iter(tensors.values())).fill_(3e38))
@@ -435,7 +435,7 @@ def test_faults_and_missing_parts_of_a_whole_folder_are_found(tmp_path: Path, mo
     with pytest.raises(ConfigError, match="--no_text_encoder is for whole folders"):
         _convert(source, str(tmp_path / "x.pt"), "--no_text_encoder")
     with pytest.raises(CheckpointError, match=r"TinyTokenizer, for which diffusers has no class.*--to diffusers"):
-        _convert("--from", tiny_video2world_path(), "--to", str(tmp_path / "tiny"))
+        _convert("--from", TINY_VIDEO2WORLD, "--to", str(tmp_path / "tiny"))
 
 
 class _NoChecks(nn.Module):

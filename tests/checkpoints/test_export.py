@@ -23,7 +23,7 @@ from cosmos_predict2.checkpoints.dit_loading import load_dit
 from cosmos_predict2.checkpoints.dit_weights import is_diffusers, open_dit
 from cosmos_predict2.checkpoints.download import dit_manifest
 from cosmos_predict2.checkpoints.export import Export, export
-from cosmos_predict2.released import NETWORKS, tiny_video2world_path
+from cosmos_predict2.released import NETWORKS, TINY_VIDEO2WORLD
 from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.checkpoints.nets import (
@@ -187,10 +187,10 @@ def _loaded(path: str) -> Any:
 
 
 def test_the_tiny_base_becomes_a_folder_of_diffusers_without_further_flags(tmp_path: Path) -> None:
-    export(Export(tiny_video2world_path(), str(tmp_path / "transformer"), "diffusers"))
-    source, back = open_dit(tiny_video2world_path()), open_dit(str(tmp_path / "transformer"))
+    export(Export(TINY_VIDEO2WORLD, str(tmp_path / "transformer"), "diffusers"))
+    source, back = open_dit(TINY_VIDEO2WORLD), open_dit(str(tmp_path / "transformer"))
     assert set(back) == set(source) and all(torch.equal(back[name], source[name]) for name in source)
-    recorded, card = read_card(tiny_video2world_path()), read_card(str(tmp_path / "transformer"))
+    recorded, card = read_card(TINY_VIDEO2WORLD), read_card(str(tmp_path / "transformer"))
     assert card.texts == recorded.texts and card.digests == recorded.digests and card.net == recorded.net
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmos_predict2.configs.rl.model_dir import find_parts, from_model_dir
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.rl.rewards.resnet import SuccessClassifier
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.errors import UserError
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     """The published layout, with tiny parts."""
     place = tmp_path / "model"
     shutil.copytree(INIT_STATES, place / "dataset")
-    shutil.copy(tiny_action_path(), place / "world.safetensors")
+    shutil.copy(TINY_ACTION, place / "world.safetensors")
     (place / "tokenizer").mkdir()
     torch.save(TinyTokenizer().net.state_dict(), place / "tokenizer" / "tokenizer.pth")
     torch.manual_seed(0)

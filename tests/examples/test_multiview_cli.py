@@ -14,7 +14,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.guardrail.runner import GuardrailRunner
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.pipelines.multiview import MultiviewPipeline
-from cosmos_predict2.released import tiny_multiview_path
+from cosmos_predict2.released import TINY_MULTIVIEW
 from cosmos_predict2.world_model.options import VideoForm, VideoModel
 from examples import multiview, video2world
 from imaginaire.errors import ConfigError, DataError
@@ -61,7 +61,7 @@ def _pipe(**net: Any) -> MultiviewPipeline:
     config = get_cosmos_predict2_multiview_pipeline(model_size="tiny")
     config.net.update(net)
     config.guardrail_config.enabled = False
-    return MultiviewPipeline.from_config(config, "" if net else tiny_multiview_path())
+    return MultiviewPipeline.from_config(config, "" if net else TINY_MULTIVIEW)
 
 
 def test_a_prompt_is_the_first_views_or_a_line_for_each_or_embeddings(tmp_path: Path) -> None:
@@ -170,5 +170,5 @@ def test_wrong_flags_name_what_is_wrong(
 
 
 def test_weights_of_several_views_name_their_program(capsys: Any) -> None:
-    assert video2world.main(["--dit_path", tiny_multiview_path(), *PROMPT]) == 2
+    assert video2world.main(["--dit_path", TINY_MULTIVIEW, *PROMPT]) == 2
     assert "use examples/multiview.py" in capsys.readouterr().err

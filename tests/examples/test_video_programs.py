@@ -16,7 +16,7 @@ from cosmos_predict2.configs.base.config_text2image import get_cosmos_predict2_t
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.released import SIZES, tiny_text2image_path, tiny_video2world_path
+from cosmos_predict2.released import SIZES, TINY_TEXT2IMAGE, TINY_VIDEO2WORLD
 from cosmos_predict2.toy_world.rendering import detect
 from cosmos_predict2.world_model.assembly import network_of
 from cosmos_predict2.world_model.options import VideoRequest
@@ -119,7 +119,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> str:
     from cosmos_predict2.configs.base.config_video2world import TINY_NET
 
     net = Video2WorldDiT(**TINY_NET)
-    weights.load_into(dict(net.state_dict()), weights.read(tiny_video2world_path()))
+    weights.load_into(dict(net.state_dict()), weights.read(TINY_VIDEO2WORLD))
     lora.init_adapters(lora.inject(net, 4, 8.0, "q_proj,mlp.layer1"), seed=3, init=False)
     path = str(tmp_path_factory.mktemp("lora") / "iter_000000010.pt")
     torch.save({f"net.{name}": tensor for name, tensor in net.state_dict().items()}, path)
@@ -282,7 +282,7 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(
     main: Callable[[list[str]], int], arguments: list[str], text: str, adapted: str, tmp_path: Path, capsys: Any
 ) -> None:
     places = {"ADAPTED": adapted, "PICTURE": str(ROOT / "assets/toy_world/first_frame.png")}
-    places |= {"TINY_IMAGE": tiny_text2image_path(), "TINY_VIDEO": tiny_video2world_path()}
+    places |= {"TINY_IMAGE": TINY_TEXT2IMAGE, "TINY_VIDEO": TINY_VIDEO2WORLD}
     words = [places.get(word, word) for word in arguments]
     ending = {video2world_bestofn.main: "", text2image.main: ".jpg"}.get(main, ".mp4")
     output = [] if "--save_path" in arguments else ["--save_path", f"{tmp_path}/out{ending}"]
@@ -344,6 +344,6 @@ def test_configs_of_all_sizes_are_of_one_frame_without_a_mask_of_frames() -> Non
 
 def test_a_picture_from_python() -> None:
     config = get_cosmos_predict2_text2image_pipeline(model_size="tiny")
-    pipe = Video2WorldPipeline.from_config(config, tiny_text2image_path())
+    pipe = Video2WorldPipeline.from_config(config, TINY_TEXT2IMAGE)
     picture = pipe("", PROMPT, aspect_ratio="1:1", num_conditional_frames=0, guidance=0.0, num_sampling_step=2)
     assert picture.shape == (1, 3, 1, 48, 48)

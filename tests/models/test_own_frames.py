@@ -16,7 +16,7 @@ from cosmos_predict2.evaluation.metrics.imagined_chunks import by_chunk, things_
 from cosmos_predict2.models.own_frames import FRAMES_KEY, OwnFramesConfig, OwnFramesModel
 from cosmos_predict2.pipelines.evaluation_data import toy_recordings
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.tools.plan.workload import read_workload
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import to_uint8
@@ -38,7 +38,7 @@ RUN += ["trainer.run_validation=false", "trainer.callbacks.draw_samples=null", "
 
 def student(is_causal: bool, teacher: str = "") -> list[str]:
     """The overrides that distil a run, by default the model that ships."""
-    options = f"teacher: {teacher or tiny_action_path()}, teacher_steps: 1, causal: {str(is_causal).lower()}"
+    options = f"teacher: {teacher or TINY_ACTION}, teacher_steps: 1, causal: {str(is_causal).lower()}"
     objective = f"{{_target_: cosmos_predict2.world_model.objectives.Student, {options}}}"
     pipe = "model.config.pipe_config"
     return [f"{pipe}.objective={objective}", f"{pipe}.timestamps.nfe=1"]
@@ -268,10 +268,10 @@ def test_long_episodes_are_imagined_better_than_by_the_weights_that_ship(tmp_pat
     truth, episodes = recordings.video_B_C_F_H_W, recordings.episodes
     assert episodes is not None
     found = []
-    for path in (tiny_action_path(), str(run_dir(tmp_path, NAME))):
+    for path in (TINY_ACTION, str(run_dir(tmp_path, NAME))):
         config = lazy_config.instantiate(compose(CONFIG, LONG).model["config"]).pipe_config
         pipe = Video2WorldActionConditionedPipeline.from_config(
-            config, path, use_text_encoder=False, device="cpu", load_ema_to_reg=path != tiny_action_path()
+            config, path, use_text_encoder=False, device="cpu", load_ema_to_reg=path != TINY_ACTION
         )
         first, actions, seeds = truth[:, :, :1], recordings.action_B_L_D, range(len(truth))
         video = pipe.imagination.rollout(first, actions, seeds, SamplingOptions(num_steps=1), batch_size=32)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.models.video2world_model import Video2WorldModel
-from cosmos_predict2.released import tiny_action_path, tiny_video2world_path
+from cosmos_predict2.released import TINY_ACTION, TINY_VIDEO2WORLD
 from cosmos_predict2.tools.plan.advice import nearest_that_fits
 from cosmos_predict2.tools.plan.speed import GPUS
 from cosmos_predict2.tools.plan.workload import read_workload
@@ -147,10 +147,10 @@ def test_a_student_without_a_teacher_is_found_before_the_start(tmp_path: Path) -
 
 
 def test_a_teacher_of_few_steps_or_of_another_network_is_found_before_the_start(tmp_path: Path) -> None:
-    options = [*SHORT, "trainer.max_iter=1", f"model.config.model_manager_config.dit_path={tiny_action_path()}"]
+    options = [*SHORT, "trainer.max_iter=1", f"model.config.model_manager_config.dit_path={TINY_ACTION}"]
     teacher = "model.config.pipe_config.objective.teacher"
     with pytest.raises(UserError, match=rf"The run cannot start:\s.*{teacher}: .* was trained with pipe_config.net"):
-        train(tmp_path, [*options, f"{teacher}={tiny_video2world_path()}"], config=CONFIG)
+        train(tmp_path, [*options, f"{teacher}={TINY_VIDEO2WORLD}"], config=CONFIG)
     assert train(tmp_path, [*SHORT, "trainer.max_iter=1"], config=CONFIG) == 0
     with pytest.raises(UserError, match=rf"The run cannot start:\s.*{teacher}: .* is a student itself, .*tiny_action"):
         train(tmp_path, [*options, "job.name=next", f"{teacher}={tmp_path}/tests/engine/student"], config=CONFIG)

@@ -30,7 +30,7 @@ from cosmos_predict2.pipelines.recorded_run import (
     is_video2world,
 )
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.config import Predict2RLConfig
 from cosmos_predict2.text.t5 import T5Encoder
@@ -223,7 +223,7 @@ def test_a_record_without_digests_is_read_with_one_warning(tmp_path: Path, caplo
 
 def test_the_models_that_come_with_the_code_record_theirs(caplog: pytest.LogCaptureFixture) -> None:
     imagination_of()
-    assert read_card(tiny_action_path()).digests and "no digest" not in caplog.text
+    assert read_card(TINY_ACTION).digests and "no digest" not in caplog.text
 
 
 def test_the_text_encoder_comes_back_with_its_own_folder_and_weights(tmp_path: Path) -> None:

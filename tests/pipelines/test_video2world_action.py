@@ -16,7 +16,7 @@ from cosmos_predict2.diffusion.solvers import sample
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
@@ -136,7 +136,7 @@ def test_a_pipeline_of_a_config_requires_a_transform_that_is_that_of_its_weights
     with pytest.raises(
         CheckpointError, match=r"was trained with actions .*scale 1, but config\.action_transform .* 20"
     ):
-        Video2WorldActionConditionedPipeline.from_config(config, tiny_action_path(), device="cpu")
+        Video2WorldActionConditionedPipeline.from_config(config, TINY_ACTION, device="cpu")
 
 
 class Encoder(BytesEncoder):

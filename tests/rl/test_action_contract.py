@@ -25,7 +25,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.pipelines.action_inputs import LeRobotRecordings
 from cosmos_predict2.pipelines.evaluation_data import read_recordings
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.rl.envs import replays
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts
@@ -192,7 +192,7 @@ def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from
     writer = Writer(tmp_path / "played", fps=5)
     writer.add(Recording({"action": rows}, video, "go"))
     writer.finish()
-    world, card = imagination(UNKNOWN), read_card(tiny_action_path())
+    world, card = imagination(UNKNOWN), read_card(TINY_ACTION)
     assert card.action_keys is None
     run = {"dataloader_train": {"dataset": {"action_keys": ["target.arm", "target.hand"]}}}
     world.action_keys = _typed(_of_run(run, {}), "a run")["action_keys"]
@@ -203,7 +203,7 @@ def test_recordings_are_imagined_by_the_columns_that_the_world_model_learnt_from
     assert _typed(_of_run(alone, {}), "a run")["action_keys"] == ("target.arm",)
     world.action_keys = ("action", "target.hand")  # of which what was played has one
     assert recorded_actions(with_actions_of(LeRobotSource.open(tmp_path / "played"), world), 0)[0, -1] == 3
-    choice = choose_action_model(ActionModel(dit_path=tiny_action_path()))
+    choice = choose_action_model(ActionModel(dit_path=TINY_ACTION))
     choice = replace(choice, card=replace(choice.card, action_keys=("target.arm", "target.hand")))
     assert '"action_keys":["target.arm","target.hand"]' in "".join(card_texts(choice.card).values())  # of a file
     with mock.patch("cosmos_predict2.configs.rl.imagination.choose_action_model", return_value=choice):
@@ -231,7 +231,7 @@ def test_programs_read_the_recordings_by_those_columns(
     monkeypatch.setattr(splits, "make_split", lambda *_, **__: SimpleNamespace(digest=""))
     monkeypatch.setattr(labelled_recordings, "parts_of", lambda *_: ([], [], []))
     script = importlib.import_module(f"scripts.{program}")
-    words = ["--data", str(recordings), "--world_model", tiny_action_path(), "--out", str(recordings / "out")]
+    words = ["--data", str(recordings), "--world_model", TINY_ACTION, "--out", str(recordings / "out")]
     words += ["--reward", f"{__name__}:FarEnough"] if program == "check_imagination" else []
     args = script.parser.parse_args(words)
     with pytest.raises(FarEnough):

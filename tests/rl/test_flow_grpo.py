@@ -18,7 +18,7 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video.media import iterate_frames, write_image
-from cosmos_predict2.released import tiny_video2world_path
+from cosmos_predict2.released import TINY_VIDEO2WORLD
 from cosmos_predict2.rl.clips.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.clips.scoring import check_data, lacks
 from cosmos_predict2.rl.config import KEY, RewardConfig, RLConfig
@@ -151,7 +151,7 @@ def test_one_process_and_all_layouts_of_two_agree(name: str, tmp_path: Path) -> 
     options += [f"{RL}.kl_beta=0.1", f"{RL}.advantage.norm=global", "trainer.grad_accum_iter=2"]
     options += ["trainer.max_iter=1", "checkpoint.save_iter=1"]
     alone, record = _trained(str(tmp_path), {"one": [*options, f"{RL}.rollout_batch=4"]})["one"]
-    base = load_file(tiny_video2world_path())
+    base = load_file(TINY_VIDEO2WORLD)
     layouts = {layout: [*options, *more] for layout, more in LAYOUTS.items()}
     for layout, (weights, other) in run_distributed(_trained, 2, (str(tmp_path), layouts))[0].items():
         for key in ("train/reward_mean", "train/agreement", "train/positions", "train/advantage_abs"):

@@ -24,7 +24,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
 from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
-from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from cosmos_predict2.released import TINY_ACTION, TINY_POLICY
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.recorded_starts import RecordedStart, RecordedStarts, write_starts
 from cosmos_predict2.rl.envs.replays import held, replayed, rested, whole_chunks, with_actions_of
@@ -93,7 +93,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(data: Path, out: Path, *words: object, reward: str = f"{__name__}:RingReward") -> int:
-    given = ("--split", data.parent / "split.json", "--world_model", tiny_action_path(), "--reward", reward)
+    given = ("--split", data.parent / "split.json", "--world_model", TINY_ACTION, "--reward", reward)
     return call(check_imagination, "--data", data, *given, "--out", out, *words)
 
 
@@ -103,7 +103,7 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
 ) -> None:
     monkeypatch.setattr(imagination_check, "GROUPS", 8)
     monkeypatch.setattr(imagination_check, "TRUE_GROUPS", 8)
-    words = ("--policy", tiny_policy_path(), "--played", few, "--suite", "toy")
+    words = ("--policy", TINY_POLICY, "--played", few, "--suite", "toy")
     assert check(data, tmp_path / "card.json", *words) == 0
     good = read_card(str(tmp_path / "card.json"))
     shown = capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_a_true_imagination_is_told_from_one_that_moves_the_other_way(
     of_policy = {name: one["value"] for name, one in good.figures["policy"].items() if isinstance(one, dict)}
     assert of_policy["within_starts"] > 0.2
     assert 0 < of_policy["true_above_nothing"] <= of_policy["true_success"]
-    assert good.inputs["policy"] == digest(tiny_policy_path()) and {"split", "tokenizer"} <= set(good.inputs)
+    assert good.inputs["policy"] == digest(TINY_POLICY) and {"split", "tokenizer"} <= set(good.inputs)
 
     straight = imagination_check.replayed
 
@@ -206,7 +206,7 @@ def test_the_gate_knows_nothing_of_the_toy_world(few: Path, tmp_path: Path) -> N
         " import scripts.rank_policies, cosmos_predict2.rl.envs.suites, cosmos_predict2.rl.imagined.ranking;"
         " sys.exit(program.command_line.main(program.parser, program.run))"
     )
-    words = ["--data", few, "--split", few.parent / "split.json", "--world_model", tiny_action_path()]
+    words = ["--data", few, "--split", few.parent / "split.json", "--world_model", TINY_ACTION]
     words += ["--reward", tmp_path / "reward", "--out", tmp_path / "card.json", "--episodes", 2]
     done = finished(python(), "-c", program, *words)
     assert done.returncode in (0, 1), done.stderr
@@ -241,7 +241,7 @@ def test_a_clone_that_passes_through_success_is_known(
     attempted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A robot that stops at its first success never shows it; imagination, paid by last pictures, calls it failure."""
-    policy, _ = read_policy(tiny_policy_path())
+    policy, _ = read_policy(TINY_POLICY)
     play = imagination_check.attempts
 
     def passing(policy: Any, env: Any, *given: Any, **options: Any) -> Any:
@@ -265,7 +265,7 @@ def figures(**changes: Any) -> dict[str, Any]:
 def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(
     attempted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, _ = read_policy(tiny_policy_path())
+    policy, _ = read_policy(TINY_POLICY)
     act = policy.act
 
     def shaken(observation: Any, *, mode: Any, generators: Any, temperature: float = 1.0) -> Any:
@@ -376,7 +376,7 @@ def test_pictures_of_a_policy_are_those_of_its_ends(
     familiar = SimpleNamespace(unlike=torch.clone, faded=torch.clone)
     monkeypatch.setattr(imagination_check, "PictureDistances", lambda *of: familiar)
     some = imagination_check.read_episodes(LeRobotSource.open(few), None, range(2), [True] * 2, 0)
-    policy, _ = read_policy(tiny_policy_path())
+    policy, _ = read_policy(TINY_POLICY)
     found = imagination_check.policy_figures(policy, tiny_imagination, RingReward(), some, some)
     for name in ("pictures_outside", "pictures_faded"):
         assert torch.equal(found[name], played[0].frames_E_F_H_W_C[:, -1])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import policy_learning, rl_learning, second_camera
-from cosmos_predict2.released import tiny_video2world_path
+from cosmos_predict2.released import TINY_VIDEO2WORLD
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.policies.contract import check_policy
 from tests.training import records
@@ -23,7 +23,7 @@ def clips() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def base(clips: dict[str, Any]) -> Row:
-    return rl_learning.measure(tiny_video2world_path(), "auto", clips)
+    return rl_learning.measure(TINY_VIDEO2WORLD, "auto", clips)
 
 
 def _after(experiment: str, root: Path, clips: dict[str, Any], *overrides: str) -> Row:

@@ -17,7 +17,7 @@ from cosmos_predict2.callbacks.draw_samples import GAP, HEADER
 from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.media import read_video
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.first_frames import SimulatedStarts
 from cosmos_predict2.rl.envs.scoring import Scoring
@@ -300,7 +300,7 @@ def test_the_command_compares_in_any_simulator_from_its_own_first_pictures(
     out = tmp_path / "out"
     words = ("--policy", str(tmp_path / "policy"), "--suite", env, "--episodes", "4", "--out", str(out))
     reward = f"{__name__}:{Brightness.__name__}"
-    assert call(evaluate_policy, *words, "--world_model", tiny_action_path(), "--reward", reward) == 0
+    assert call(evaluate_policy, *words, "--world_model", TINY_ACTION, "--reward", reward) == 0
     found = json.loads((out / "evaluation.json").read_text())["world_model"]
     starts = held_out_starts(4, 1, 0)
     policy, simulator = files.read_policy(str(tmp_path / "policy"))[0], ToyEnv(4, split=split)
@@ -326,10 +326,10 @@ def test_a_world_model_and_its_judge_go_together(tmp_path: Path, capsys: pytest.
     words = ("--policy", str(tmp_path / "policy"), "--suite", "cosmos_predict2.rl.envs.toy:ToyEnv")
     reward = f"{__name__}:{Brightness.__name__}"
     for more, message in (
-        (["--world_model", tiny_action_path()], "--world_model PATH --reward PATH go together in --suite"),
+        (["--world_model", TINY_ACTION], "--world_model PATH --reward PATH go together in --suite"),
         (["--reward", reward], "go together"),
         (["--world_model", "--reward", reward], "the model that ships is of the toy world"),
-        (["--world_model", tiny_action_path(), "--reward", "collections:OrderedDict"], "has no judge(frames, context)"),
+        (["--world_model", TINY_ACTION, "--reward", "collections:OrderedDict"], "has no judge(frames, context)"),
         (["--suite", "toy", "--reward", reward], "go together"),
     ):
         assert call(evaluate_policy, *words, *more) == 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
-from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from cosmos_predict2.released import TINY_ACTION, TINY_POLICY
 from cosmos_predict2.rl.envs.first_frames import RecordedFacts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -106,9 +106,9 @@ def test_the_program_ranks_and_refuses(
     write_starts(tmp_path / "starts" / FILE, starts, recorded=recorded)
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {})
     other = tmp_path / "other.safetensors"
-    other.write_bytes(Path(tiny_policy_path()).read_bytes())
-    words = ["--world_model", tiny_action_path(), "--reward", tmp_path / "reward.safetensors"]
-    words += ["--starts", tmp_path / "starts", "--policies", tiny_policy_path()]
+    other.write_bytes(Path(TINY_POLICY).read_bytes())
+    words = ["--world_model", TINY_ACTION, "--reward", tmp_path / "reward.safetensors"]
+    words += ["--starts", tmp_path / "starts", "--policies", TINY_POLICY]
     assert call(rank_policies, *words, other, "--out", tmp_path / "ranking.json") == 0
     found = json.loads((tmp_path / "ranking.json").read_text())["policies"]
     assert found[0]["value"] == found[1]["value"] and found[0]["value"]["value"] > 0
@@ -116,7 +116,7 @@ def test_the_program_ranks_and_refuses(
     assert call(rank_policies, *words) == 2
     assert call(rank_policies, *words, other, "--truth", tmp_path / "truth.json") == 2
     assert "names nobody" in capsys.readouterr().err
-    assert have_failures(tiny_action_path()) is None
+    assert have_failures(TINY_ACTION) is None
     (tmp_path / "drivers.py").write_text(DRIVER)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert call(rank_policies, *words, "drivers:Still") == 0 and "drivers:Still" in capsys.readouterr().out
@@ -127,6 +127,6 @@ def test_the_program_ranks_and_refuses(
     def one_number(self: Any, observation: Any, **options: Any) -> Decision:
         return Decision(torch.zeros(len(observation["task_description"]), 4, 1), {})
 
-    monkeypatch.setattr(type(read_policy(tiny_policy_path())[0]), "act", one_number)
+    monkeypatch.setattr(type(read_policy(TINY_POLICY)[0]), "act", one_number)
     assert call(rank_policies, *words, other) == 2
-    assert f"--policies {tiny_policy_path()}: Actions of shape [4, 4, 1], but" in capsys.readouterr().err
+    assert f"--policies {TINY_POLICY}: Actions of shape [4, 4, 1], but" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from torch import Tensor
 from cosmos_predict2.conditioner import ACTION_KEY, SHOWN_KEY, STATE_KEY
 from cosmos_predict2.data.dataset_latents import LATENTS_KEY
 from cosmos_predict2.data.video.media import read_video
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.rl.envs.first_frames import RecordedFacts
 from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStart, write_starts
 from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -298,7 +298,7 @@ def test_a_policy_learns_in_what_a_world_model_of_recordings_imagines(
     write_tiny(tmp_path / "policy", sentences=["go"], action_chunk=4, action_dim=4, hold=3)
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((4, 4, 4, 4, 4)), {"threshold": 0.5})
     reward, policy = tmp_path / "reward.safetensors", tmp_path / "policy"
-    paths = dict(world_model=tiny_action_path(), reward=reward, policy=policy)
+    paths = dict(world_model=TINY_ACTION, reward=reward, policy=policy)
     inputs = {name: digest(str(path)) for name, path in paths.items()}
     write_card(tmp_path / "card.json", Card("go", (), {}, inputs, "learn"))
     env = dict({"imagination.dit_path": "''", "starts.path": tmp_path / "starts", "reward.path": reward}, num_envs=4)

@@ -24,7 +24,7 @@ from cosmos_predict2.configs.base.config_video2world import (
 )
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.recorded_run import apply_card, place_tokenizer, read_and_warn
-from cosmos_predict2.released import checkpoint_dir, get_cosmos_predict2_action_conditioned_checkpoint, tiny_action_path
+from cosmos_predict2.released import TINY_ACTION, checkpoint_dir, get_cosmos_predict2_action_conditioned_checkpoint
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.options import ActionModel
 from imaginaire.buildable import target_of
@@ -100,7 +100,7 @@ def get_action_dit_path(*, model_size: str = "2B") -> str:
     """The path of the released weights, which are of the flat network and trained on Bridge, or of the tiny model's,
     which come with the code."""
     if model_size == "tiny":
-        return tiny_action_path()
+        return TINY_ACTION
     if model_size != "2B":
         raise ConfigError(f"No action-conditioned weights of size '{model_size}' were released: only 2B.")
     return get_cosmos_predict2_action_conditioned_checkpoint()

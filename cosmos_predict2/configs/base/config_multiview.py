@@ -19,7 +19,7 @@ from cosmos_predict2.configs.base.config_video2world import (
 )
 from cosmos_predict2.configs.base.sizes import Size
 from cosmos_predict2.nn.multiview_dit import MultiViewDiT
-from cosmos_predict2.released import NETWORKS, get_cosmos_predict2_multiview_checkpoint, tiny_multiview_path
+from cosmos_predict2.released import NETWORKS, TINY_MULTIVIEW, get_cosmos_predict2_multiview_checkpoint
 from cosmos_predict2.world_model.config import MultiviewPipelineConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.options import VideoModel
 from imaginaire.config import L
@@ -63,14 +63,14 @@ def get_cosmos_predict2_multiview_pipeline(
 
 def get_multiview_dit_path(*, model_size: str = "2B") -> str:
     """The path of a size's weights: the released ones, or those of the tiny model, which come with the code."""
-    return tiny_multiview_path() if model_size == "tiny" else get_cosmos_predict2_multiview_checkpoint()
+    return TINY_MULTIVIEW if model_size == "tiny" else get_cosmos_predict2_multiview_checkpoint()
 
 
 def choose_multiview(flags: VideoModel, n_views: int | None) -> Choice:
     """The pipeline's config and weights, as `choose_model` chooses those of Video2World; without a number of views that
     of the run, or of published inference: 1."""
     if flags.model_size == "tiny" and not (flags.dit_path or flags.random_weights):
-        flags = replace(flags, dit_path=tiny_multiview_path())  # whose card has the numbers of its run
+        flags = replace(flags, dit_path=TINY_MULTIVIEW)  # whose card has the numbers of its run
     getters = get_cosmos_predict2_multiview_pipeline, get_multiview_dit_path
     choice = choose_of_kind(flags, MULTIVIEW, MULTIVIEW_SIZES, *getters)
     config, is_of_run = choice.config, choice.run is not None

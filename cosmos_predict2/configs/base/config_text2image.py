@@ -13,7 +13,7 @@ from cosmos_predict2.configs.base.config_video2world import (
     get_cosmos_predict2_video2world_pipeline,
 )
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.released import NETWORKS, SIZES, get_cosmos_predict2_text2image_checkpoint, tiny_text2image_path
+from cosmos_predict2.released import NETWORKS, SIZES, TINY_TEXT2IMAGE, get_cosmos_predict2_text2image_checkpoint
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.options import VideoModel
 from imaginaire.config import L
@@ -45,7 +45,7 @@ def get_cosmos_predict2_text2image_pipeline(
 def get_text2image_dit_path(*, model_size: str = "2B") -> str:
     """The path of a size's weights: the released ones, or those of the tiny model, which come with the code."""
     if model_size == "tiny":
-        return tiny_text2image_path()
+        return TINY_TEXT2IMAGE
     return get_cosmos_predict2_text2image_checkpoint(model_size=model_size)
 
 

@@ -27,6 +27,7 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.recorded_run import apply_card, place_tokenizer, read_and_warn
 from cosmos_predict2.released import (
     NETWORKS,
+    TINY_VIDEO2WORLD,
     checkpoint_dir,
     get_cosmos_predict2_video2world_checkpoint,
     get_cosmos_predict25_checkpoint,
@@ -34,7 +35,6 @@ from cosmos_predict2.released import (
     get_t5_model_dir,
     get_tokenizer_checkpoint,
     released_but_absent,
-    tiny_video2world_path,
 )
 from cosmos_predict2.released import PREDICT25 as PREDICT25_FILES
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -119,7 +119,7 @@ def get_dit_path(*, model_size: str, resolution: str = "", fps: int = 0, natten:
     """The path of a variant's weights: the released ones, or those of the tiny model, which come with the code."""
     size = check_variant(model_size, resolution, fps, natten)
     if model_size == "tiny":
-        return tiny_video2world_path()
+        return TINY_VIDEO2WORLD
     return get_cosmos_predict2_video2world_checkpoint(
         model_size=model_size, resolution=resolution or size.resolutions[0], fps=fps or size.rates[0], natten=natten
     )

@@ -11,7 +11,7 @@ from cosmos_predict2.checkpoints.card import read_card
 from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
 from cosmos_predict2.data.video.clips import Fit, stretch
 from cosmos_predict2.pipelines.recorded_run import composed_run
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.world_model.assembly import device_of
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.imagination import Imagination
@@ -36,7 +36,7 @@ def imagination_of(
 
     Values that are not given come from the card of the weights. ``device`` is a GPU where there is one.
     """
-    path = dit_path or tiny_action_path()
+    path = dit_path or TINY_ACTION
     flags = ActionModel(
         dit_path=path,
         action_transform=action_transform,

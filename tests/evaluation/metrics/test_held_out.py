@@ -20,7 +20,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
 from cosmos_predict2.evaluation.metrics.held_out import HeldOutClips
 from cosmos_predict2.models.text import TrainingText, TrainingTextConfig
-from cosmos_predict2.released import tiny_video2world_path
+from cosmos_predict2.released import TINY_VIDEO2WORLD
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, DataError
@@ -53,7 +53,7 @@ def test_clips_have_the_text_that_training_puts_in_place_of_theirs(tmp_path: Pat
 
 def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clips: HeldOutClips) -> None:
     linear = held_out.linear_losses(clips, clips, SIGMAS)  # fitted to the very clips that it is measured on
-    paths = ("", tiny_video2world_path())
+    paths = ("", TINY_VIDEO2WORLD)
     worlds = (build_world_model(CONFIG, dtype=torch.float32).load(path) for path in paths)
     found = [held_out.losses(world, clips, SIGMAS) for world in worlds]
     assert sum(found[1]) < sum(found[0]) / 3
@@ -98,7 +98,7 @@ def test_one_clip_in_which_nothing_moves_is_refused(
         return {**item, "video": item["video"][:, :1].expand_as(item["video"]).contiguous()}
 
     monkeypatch.setattr(ToyWorldVideos, "__getitem__", still)
-    words = ["--experiment", "tiny_supervised_toy_world", "--dit_path", tiny_video2world_path(), "--num_clips", "1"]
+    words = ["--experiment", "tiny_supervised_toy_world", "--dit_path", TINY_VIDEO2WORLD, "--num_clips", "1"]
     assert call(evaluate_world_model, *words, "--num_steps", "1", "--out", str(tmp_path)) == 2
     assert "Nothing moves in this clip" in capsys.readouterr().err
 
@@ -126,10 +126,10 @@ def test_training_clips_of_another_size_are_told(clips: HeldOutClips) -> None:
 @pytest.mark.slow
 def test_the_command_writes_figures_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
-    words = ["--experiment", experiment, "--dit_path", tiny_video2world_path(), "--num_clips", "3", "--num_steps", "2"]
+    words = ["--experiment", experiment, "--dit_path", TINY_VIDEO2WORLD, "--num_clips", "3", "--num_steps", "2"]
     words += ["--json", str(tmp_path / "out.json"), "--save_path", str(tmp_path / "out.mp4")]
     words += ["--out", str(tmp_path / "page"), "--", "dataloader_val.dataset.fps=5"]
-    shutil.copy(tiny_video2world_path(), tmp_path / "start.safetensors")  # of which the training made its first step
+    shutil.copy(TINY_VIDEO2WORLD, tmp_path / "start.safetensors")  # of which the training made its first step
     words += [f"checkpoint.load_path={tmp_path / 'start.safetensors'}"]
     assert call(evaluate_world_model, *words) == 0
     printed = capsys.readouterr().out
@@ -138,7 +138,7 @@ def test_the_command_writes_figures_and_pictures(tmp_path: Path, capsys: pytest.
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["before"] == figures["after"]  # the adapters of this experiment start from the base
     assert figures["ratio"] == 1 and figures["num_clips"] == 3 and len(figures["sigmas"]) == 8
-    base, start = f"{tiny_video2world_path()} (regular weights)", f"{tmp_path}/start.safetensors (regular weights)"
+    base, start = f"{TINY_VIDEO2WORLD} (regular weights)", f"{tmp_path}/start.safetensors (regular weights)"
     assert figures["weights"] == base and f"weights: {base}\nbefore the training: {start}\n" in printed
     assert json.loads((tmp_path / "page" / "figures.json").read_text()) == figures
     page = (tmp_path / "page" / "index.html").read_text()

@@ -47,7 +47,7 @@ from cosmos_predict2.pipelines.evaluation_data import (
 )
 from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.tools.prepare.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.world_model.world_model import SamplingOptions, build_world_model
@@ -295,9 +295,9 @@ def test_no_recording_is_both_fitted_to_and_asked_about() -> None:
 
 def test_the_model_that_comes_with_the_code_obeys(recordings: EvaluationClips) -> None:
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny")
-    apply_card(read_card(tiny_action_path()), config)
+    apply_card(read_card(TINY_ACTION), config)
     config.guardrail_config.enabled = False
-    tiny = Video2WorldActionConditionedPipeline.from_config(config, tiny_action_path(), device="cpu")
+    tiny = Video2WorldActionConditionedPipeline.from_config(config, TINY_ACTION, device="cpu")
     assert tiny.transform == TOY and tiny.config.timestamps.nfe == 1
     report, _, _ = evaluate(tiny, recordings, num_steps=1)
     assert report.gap is not None and report.gap.mean > 5 and report.gap.share == 1

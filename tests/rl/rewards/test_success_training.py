@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.released import tiny_action_path
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.rl.imagined import labelled_recordings
 from cosmos_predict2.rl.imagined.labelled_recordings import LabelledRecordings, parts_of
 from cosmos_predict2.rl.rewards import success_training
@@ -350,7 +350,7 @@ def test_a_reward_of_recordings_learns_what_a_world_model_imagines_of_them_witho
     recordings: Path, tmp_path: Path
 ) -> None:
     words = ["--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.67", "--steps", "2"]
-    words += ["--world_model", tiny_action_path(), *ANY, "--out", str(tmp_path)]
+    words += ["--world_model", TINY_ACTION, *ANY, "--out", str(tmp_path)]
     subprocess.run([python(), "-c", BLOCKED, *words], check=True, cwd=Path(__file__).parents[3])
     found = json.loads((tmp_path / "quality.json").read_text())
     assert {kind: one["count"] for kind, one in found["quality"].items()} == {
@@ -370,7 +370,7 @@ def test_a_world_model_of_another_robot_or_rate_is_refused_before_anything_is_tr
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.34", "--out")
-    words = (*words, str(tmp_path / "rm"), "--world_model", tiny_action_path())
+    words = (*words, str(tmp_path / "rm"), "--world_model", TINY_ACTION)
     rate, other = LeRobotSource.open(recordings).info.fps / 2, SimpleNamespace(action_keys=None)
     other.transform = SimpleNamespace(dim=7)
     for found, named in [

@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve as serve_websocket
 
 from cosmos_predict2.actions.transforms import ActionContract
-from cosmos_predict2.released import tiny_policy_path
+from cosmos_predict2.released import TINY_POLICY
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.episodes.episodes import LocalRollout
 from cosmos_predict2.rl.episodes.policy_evaluation import held_out_starts
@@ -604,7 +604,7 @@ def test_a_served_policy_is_evaluated_as_itself(protocol: str, capsys: pytest.Ca
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["openpi", "gr00t"])
 def test_the_program_serves_until_it_is_interrupted(protocol: str) -> None:
-    address, words = f"{protocol}://127.0.0.1:{(port := free_port())}", ["--policy", tiny_policy_path()]
+    address, words = f"{protocol}://127.0.0.1:{(port := free_port())}", ["--policy", TINY_POLICY]
     words += ["--protocol", protocol, "--port", str(port), "--layout", "actions={actions: 4}"]
     program = [warm_python(), "-m", "scripts.serve_policy", *words]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as server:
@@ -616,7 +616,7 @@ def test_the_program_serves_until_it_is_interrupted(protocol: str) -> None:
         finally:
             server.send_signal(signal.SIGINT)
         assert f"{address} serves the policy" in server.communicate(timeout=HANG_S)[0] and server.returncode == 0
-    torch.testing.assert_close(found, decided(read_policy(tiny_policy_path())[0], shown))
+    torch.testing.assert_close(found, decided(read_policy(TINY_POLICY)[0], shown))
 
 
 def test_the_public_server_of_openpi_talks_with_our_client(remotes: Any) -> None:

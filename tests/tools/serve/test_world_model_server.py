@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 
 from cosmos_predict2.actions.transforms import ActionContract
 from cosmos_predict2.configs.rl.imagination import imagination_of
-from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from cosmos_predict2.released import TINY_ACTION, TINY_POLICY
 from cosmos_predict2.rl.envs import suites
 from cosmos_predict2.rl.envs.contract import check_environment
 from cosmos_predict2.rl.envs.remote import TOKEN, RemoteEnv, facts_of, of_address
@@ -442,11 +442,11 @@ def test_policies_are_ranked_by_the_program_that_serves(capsys: pytest.CaptureFi
         assert call(serve_world_model, "--num_envs", 8, "--options", "num_noises=2", "--scoring", "confirm=2") == 0
     world = served.call_args.args[0]
     assert (world.record["num_noises"], world.record["scoring"]["confirm"]) == (2, 2)
-    assert world.record["inputs"]["world_model"] == digest(tiny_action_path())
+    assert world.record["inputs"]["world_model"] == digest(TINY_ACTION)
     assert not {*world.record["parts"]["train"]} & {*world.record["parts"]["held_out"]}
-    other = shutil.copy(tiny_policy_path(), tmp_path / "other.safetensors")
+    other = shutil.copy(TINY_POLICY, tmp_path / "other.safetensors")
     with serving(world.make, about=world.about) as server:
-        words = ("--world_model", server.address, "--policies", tiny_policy_path(), other)
+        words = ("--world_model", server.address, "--policies", TINY_POLICY, other)
         assert call(rank_policies, *words, "--episodes", 4, "--out", tmp_path / "ranks.json") == 0
         assert call(rank_policies, *words, "--reward", "R") == 2
     values = [row["value"] for row in json.loads((tmp_path / "ranks.json").read_text())["policies"]]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import job, tiny_run
-from cosmos_predict2.released import tiny_action_path, tiny_video2world_path
+from cosmos_predict2.released import TINY_ACTION, TINY_VIDEO2WORLD
 from cosmos_predict2.world_model.objectives import Student
 from imaginaire.config import L, register_experiment
 
@@ -20,7 +20,7 @@ class StudentRun:
     """The settings in which one student differs from others; ``experiment`` trained its teacher."""
 
     experiment: str = ACTION
-    teacher: str = tiny_action_path()
+    teacher: str = TINY_ACTION
     teacher_steps: int = 2
     guidance: float = 0.0
     causal: bool = False  # takes longer to learn: frames do without the later ones
@@ -33,7 +33,7 @@ RUNS = {
     "tiny_student": StudentRun(),
     "tiny_student_causal": StudentRun(causal=True, iterations=2000, lr=0.01, adam_lr=7e-4),
     "tiny_student_prompts": StudentRun(
-        VIDEO, tiny_video2world_path(), teacher_steps=4, guidance=3.0, iterations=2000, lr=0.01, adam_lr=7e-4
+        VIDEO, TINY_VIDEO2WORLD, teacher_steps=4, guidance=3.0, iterations=2000, lr=0.01, adam_lr=7e-4
     ),
 }
 

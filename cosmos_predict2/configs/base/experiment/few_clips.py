@@ -16,7 +16,7 @@ from cosmos_predict2.configs.base.post_training import (
     tiny_twin,
     trainer,
 )
-from cosmos_predict2.released import tiny_video2world_path
+from cosmos_predict2.released import TINY_VIDEO2WORLD
 from imaginaire.config import register_experiment
 
 NEMO, OWN = "cosmos_nemo_assets", "video2world_data"
@@ -94,7 +94,7 @@ register_experiment(
         "toy_nemo_lora",
         group=LORA_GROUP,
         numbers=tiny_run(1000, lr=0.02),
-        model_manager_config=dict(dit_path=tiny_video2world_path()),
+        model_manager_config=dict(dit_path=TINY_VIDEO2WORLD),
         **lora(16),
     ),
 )

@@ -17,7 +17,7 @@ from cosmos_predict2.configs.base.post_training import (
     tiny_twin,
     trainer,
 )
-from cosmos_predict2.released import tiny_multiview_path
+from cosmos_predict2.released import TINY_MULTIVIEW
 from imaginaire.config import L, register_experiment
 
 GROUP, PREFIX = "multiview", "predict2_multiview"
@@ -64,7 +64,7 @@ for name, made in {
     register_experiment(f"{PREFIX}_{name}_10fps_7views_29frames_waymo5views", made)
 TINY = partial(tiny_twin, data="toy_waymo", group=GROUP, model="multiview")
 numbers, of_adapters = tiny_run(2000, 8, lr=0.03, adam_lr=2e-3), tiny_run(750, 8, lr=0.02)
-adapters = dict(model_manager_config=dict(dit_path=tiny_multiview_path()), **lora(16))
+adapters = dict(model_manager_config=dict(dit_path=TINY_MULTIVIEW), **lora(16))
 for name, made in {
     "training": partial(TINY, "tiny_waymo5views", numbers=numbers),
     "lora_training": partial(TINY, "lora_tiny_waymo5views", numbers=of_adapters, **adapters),

@@ -15,7 +15,7 @@ from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
 from cosmos_predict2.configs.base.post_training import job
 from cosmos_predict2.configs.rl.defaults.model import with_actions
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
-from cosmos_predict2.released import tiny_action_path, tiny_policy_path
+from cosmos_predict2.released import TINY_ACTION, TINY_POLICY
 from cosmos_predict2.rl.config import RewardConfig, RLConfig
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.starts import ToyStarts
@@ -114,7 +114,7 @@ def world_model(node: Any) -> Any:
     pipe.video_noise_factor = 25.0
     pipe.timestamps.nfe, pipe.timestamps.t_min = 1, 10.0
     node.config.precision = "bfloat16"
-    node.config.model_manager_config.dit_path = tiny_action_path()
+    node.config.model_manager_config.dit_path = TINY_ACTION
     return node
 
 
@@ -174,7 +174,7 @@ def tiny(name: str, experiences: int, every: int, updates: int = UPDATES, **conf
         loss=PolicyLossConfig(ratio_level="chunk"),
     )
     eval_env = L(ToyEnv)(num_envs=HELD_OUT, split="val")
-    config = {"compare": 50, "policy": L(ToyPolicy)(path=tiny_policy_path()), **config}
+    config = {"compare": 50, "policy": L(ToyPolicy)(path=TINY_POLICY), **config}
     return learning(
         name,
         VLAGRPOConfig(eval_env=eval_env, rl=rl, **config),

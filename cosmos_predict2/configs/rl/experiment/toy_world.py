@@ -11,7 +11,7 @@ from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear, tiny_run, tiny_twin
-from cosmos_predict2.released import tiny_video2world_path
+from cosmos_predict2.released import TINY_VIDEO2WORLD
 from cosmos_predict2.rl.clips.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.config import RewardConfig
 from cosmos_predict2.rl.rewards.toy import Contact, Permanence, Positions, PuckNearRing
@@ -112,6 +112,6 @@ register_experiment(  # what the others stand beside
         "toy",
         numbers=tiny_run(600, lr=0.01, adam_lr=1e-3),
         group="reinforcement_learning",
-        model_manager_config=dict(dit_path=tiny_video2world_path()),
+        model_manager_config=dict(dit_path=TINY_VIDEO2WORLD),
     ),
 )
