@@ -279,15 +279,6 @@ def metrics(folder: Path, key: str) -> list[dict[str, Any]]:
     return [row for line in (folder / "metrics.jsonl").read_text().splitlines() if key in (row := json.loads(line))]
 
 
-def report_row(
-    name: str, seconds: float, row: Mapping[str, float], base: Mapping[str, float], lacks: list[str]
-) -> None:
-    """Print the figures of a run with their change from the ``base``, and the goals that it lacks."""
-    cells = "  ".join(f"{key} {value:.3f} ({value - base[key]:+.3f})" for key, value in row.items())
-    verdict = "" if row == base else f"  misses: {', '.join(lacks) or 'nothing'}"
-    print(f"{name:50} {seconds:5.0f} core-s  {cells}{verdict}", flush=True)
-
-
 def draw(path: str, x: str, panes: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> None:
     """A picture of curves: for each label of a pane its lines, by name, as (x, y) pairs."""
     import matplotlib

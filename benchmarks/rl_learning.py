@@ -143,7 +143,9 @@ def main() -> int:
     base = measure(TINY_VIDEO2WORLD, "auto", clips)
 
     def report(name: str, seconds: float, row: Mapping[str, float]) -> None:
-        machine.report_row(name, seconds, row, base, missed(row, base, name.partition(" ")[0]))
+        cells = "  ".join(f"{key} {value:.3f} ({value - base[key]:+.3f})" for key, value in row.items())
+        lacks = ", ".join(missed(row, base, name.partition(" ")[0])) or "nothing"
+        print(f"{name:50} {seconds:5.0f} core-s  {cells}{'' if row == base else f'  misses: {lacks}'}", flush=True)
 
     report("base", 0.0, base)
     for path in arguments.checkpoint:

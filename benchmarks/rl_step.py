@@ -14,7 +14,6 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -101,35 +100,16 @@ class Clock(Callback):
         return machine.seconds(run), self.evaluations - before
 
 
-@dataclass(frozen=True)
-class IterationCosts:
-    """Mean seconds of an iteration, by phase; and what it did."""
-
-    seconds: dict[str, float]
-    work: Workload
-    passes: Passes
-
-    @property
-    def flops(self) -> float:
-        return predict_speed(self.work, GPUS["H100"]).model_flops_per_gpu
-
-    def rows(self) -> dict[str, float]:
-        """Seconds of what is shown; ``other`` is the rest."""
-        rows = {row: sum(self.seconds.get(phase, 0.0) for phase in phases) for row, phases in ROWS.items()}
-        return {**rows, "other": self.seconds["all"] - sum(rows.values())}
-
-
-def measure(overrides: list[str], experiences: int) -> IterationCosts:
-    """Run so many experiences, after one that is not timed."""
-    work = read_workload(compose(machine.CONFIG, overrides), 1)
-    passes = passes_of(work)
+def measure(overrides: list[str], updates: int, experiences: int) -> tuple[float, dict[str, float]]:
+    """Run so many experiences of these updates, after one that is not timed. Mean seconds of an iteration, and of what
+    is shown of it; ``other`` is the rest."""
     Clock.steps.clear()
-    last = f"trainer.max_iter={(experiences + 1) * passes.updates}"
-    machine.launch(machine.CONFIG, [*overrides, last])
-    timed = Clock.steps[passes.updates :]
-    names = {name for step in timed for name in step}
-    seconds = {name: sum(step.get(name, 0.0) for step in timed) / len(timed) for name in names}
-    return IterationCosts(seconds, work, passes)
+    machine.launch(machine.CONFIG, [*overrides, f"trainer.max_iter={(experiences + 1) * updates}"])
+    timed = Clock.steps[updates:]
+    rows = {row: sum(step.get(phase, 0.0) for step in timed for phase in phases) for row, phases in ROWS.items()}
+    whole = sum(step["all"] for step in timed)
+    rows["other"] = whole - sum(rows.values())
+    return whole / len(timed), {row: seconds / len(timed) for row, seconds in rows.items()}
 
 
 def passes_of(work: Workload) -> Passes:
@@ -214,15 +194,17 @@ def measure_released(experiment: str, architecture: str, arguments: argparse.Nam
     recipe, ours = (compose(machine.CONFIG, words) for words in ([f"experiment={experiment}"], overrides))
     print(f"  {differences(recipe, ours)}", flush=True)
     machine.forget_peak_memory()
-    found = measure(overrides, arguments.steps)
-    rows, clips, updates = found.rows(), found.passes.clips, found.passes.updates
-    whole = found.seconds["all"]
-    parts = "  ".join(f"{row} {updates * value:.2f} s ({value / whole:.0%})" for row, value in rows.items())
-    print(f"  an experience of {clips} clips: {updates * whole:.2f} s   {parts}")
-    rate = found.flops / whole
+    work = read_workload(ours, 1)
+    passes = passes_of(work)
+    clips, updates = passes.clips, passes.updates
+    whole, rows = measure(overrides, updates, arguments.steps)
+    shown = "  ".join(f"{row} {updates * value:.2f} s ({value / whole:.0%})" for row, value in rows.items())
+    print(f"  an experience of {clips} clips: {updates * whole:.2f} s   {shown}")
+    flops = predict_speed(work, GPUS["H100"]).model_flops_per_gpu
+    rate = flops / whole
     share = machine.of_data_sheet(rate)
-    print(f"  {found.flops / 1e12:.4g} TFLOP, {rate / 1e12:.4g} TFLOP/s, {share} of the data sheet's peak", flush=True)
-    report_memory(predict_memory(found.work), *Clock.memory)
+    print(f"  {flops / 1e12:.4g} TFLOP, {rate / 1e12:.4g} TFLOP/s, {share} of the data sheet's peak", flush=True)
+    report_memory(predict_memory(work), *Clock.memory)
     rollouts = Clock.rollouts[len(Clock.rollouts) // (arguments.steps + 1) :]
     mean = sum(seconds for seconds, _ in rollouts) / len(rollouts)
     sampled, evaluations = Clock.plain

@@ -18,8 +18,10 @@ from benchmarks.rollout import published
 from cosmos_predict2.rl.config import ANY, RLConfig
 from cosmos_predict2.rl.policies.openvla.model import OpenVLASizes
 from cosmos_predict2.tools.plan.policies import POLICIES
+from cosmos_predict2.tools.plan.workload import read_workload
 from cosmos_predict2.toy_world.rendering import detect
 from cosmos_predict2.world_model.world_model import WorldModel
+from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError, TrainingError
 from tests.programs import warm_python
 
@@ -159,8 +161,10 @@ def test_ratios_that_are_not_one_are_reported_and_the_recipe_is_timed_all_the_sa
 
 
 def test_an_experiment_without_rewards_of_clips_is_named() -> None:
+    words = ["experiment=predict2_video2world_training_tiny_cosmos_nemo_assets"]
+    work = read_workload(compose(machine.CONFIG, words), 1)
     with pytest.raises(ConfigError, match="makes no clips to learn from"):
-        rl_step.measure(["experiment=predict2_video2world_training_tiny_cosmos_nemo_assets"], 1)
+        rl_step.passes_of(work)
 
 
 def test_steps_that_a_short_chain_does_not_have_are_left_out() -> None:
