@@ -2,7 +2,7 @@
 """Released models: the plan of what a set of them needs, fetched from the hub, and checked where it lies here."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -367,11 +367,6 @@ def file_faults(path: Path, network: str = "") -> tuple[list[str], str]:
         return [str(error)], ""
     except ValueError as error:  # of the encoding, or of JSON
         return [f"{path} is not JSON: {error}."], ""
-    return [], dtype_note(source)
-
-
-def dtype_note(source: Mapping[str, Tensor]) -> str:
-    """``567 tensors, bfloat16``; with several dtypes, how many of each."""
     counts = Counter(str(source[name].dtype).removeprefix("torch.") for name in source)
     kinds = ", ".join(dtype if len(counts) == 1 else f"{count} {dtype}" for dtype, count in counts.most_common())
-    return f"{len(source)} tensors, {kinds}"
+    return [], f"{len(source)} tensors, {kinds}"

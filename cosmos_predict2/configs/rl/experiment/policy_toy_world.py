@@ -122,13 +122,6 @@ def supervised() -> Any:
     return world_model(predict2("tiny", "chunk")["model"])
 
 
-def rewarded() -> Any:
-    """The same, to be refined by NFT: its clips are compared with what the policy's actions truly led to."""
-    node = world_model(with_actions("tiny")["model"])
-    node.config.rl = RLConfig(**NFT)
-    return node
-
-
 def imagined(model: Any) -> dict[str, Any]:
     """The world model in place of the simulator, judged by the last picture of an episode."""
     return dict(
@@ -205,8 +198,10 @@ def refined(name: str) -> dict[str, Any]:
 
 
 def refined_by_nft(name: str) -> dict[str, Any]:
-    """Refined by an objective of reinforcement learning, with a data term."""
-    return tiny(name, PHASES * EVERY, EVERY, **imagined(rewarded()), refinement=refinement(30, ADAMW))
+    """Refined by NFT, with a data term: clips are compared with what the policy's actions truly led to."""
+    node = world_model(with_actions("tiny")["model"])
+    node.config.rl = RLConfig(**NFT)
+    return tiny(name, PHASES * EVERY, EVERY, **imagined(node), refinement=refinement(30, ADAMW))
 
 
 def frozen(name: str) -> dict[str, Any]:
