@@ -29,7 +29,8 @@ add("--picture", type=command_line.file_to_write, metavar="FILE", help="draw the
 def stages_of(ways: Sequence[Path]) -> dict[str, str]:
     """The stages of which any way has true success, those of later phases too, with their titles."""
     most = 1 + max(len(list(way.glob("phase_*"))) for way in ways)
-    return STAGES | {LATER.format(n): f"after phase {n}" for n in range(2, most + 1)}
+    later = {LATER.format(n): f"after phase {n}" for n in range(2, most + 1)}
+    return STAGES | {stage: title for stage, title in later.items() if any(success(way, [stage]) for way in ways)}
 
 
 def success(way: Path, stages: Iterable[str]) -> dict[str, Mapping[str, float]]:
