@@ -207,7 +207,7 @@ class Runner:
                 pass_fds=[self._lock.fileno()],  # a step that outlives this process keeps the folder
             )
             threads = [
-                threading.Thread(target=self._copy, args=(pipe, file, printed, ends, shown), daemon=True)
+                threading.Thread(target=self._copy, args=(step, pipe, file, printed, ends, shown), daemon=True)
                 for pipe, shown in ((child.stdout, True), (child.stderr, False))
             ]
             for thread in threads:
@@ -225,13 +225,15 @@ class Runner:
                 thread.join()
         return child.returncode, printed
 
-    def _copy(self, pipe: IO[bytes], file: IO[bytes], printed: list[str], ends: list[float], is_shown: bool) -> None:
+    def _copy(
+        self, step: WayStep, pipe: IO[bytes], file: IO[bytes], printed: list[str], ends: list[float], is_shown: bool
+    ) -> None:
         for line in pipe:
             file.write(line)
             file.flush()
             text = line.decode(errors="backslashreplace").rstrip()
             printed.append(text)
-            if (left_s := time_left(text)) is not None:
+            if (left_s := time_left(text, step)) is not None:
                 ends.append(time.monotonic() + left_s)
             if is_shown and text:
                 self._say(f"    | {text}")
@@ -254,9 +256,10 @@ def busy() -> str:
     return f" (a busy machine: load {load:.1f} on {processors} processors)" if load > BUSY * processors else ""
 
 
-def time_left(line: str) -> float | None:
-    """Seconds that a program still needs by a line of its own; None where it has none."""
-    if (found := _LEFT.search(line)) is None:
+def time_left(line: str, step: WayStep) -> float | None:
+    """Seconds that a step still needs by a line of its program; None where it has none. A run also prints what is left
+    of a validation: only the lines of its iterations are of the whole."""
+    if (found := _LEFT.search(line)) is None or (_TRAIN in step.words and " iter " not in line):
         return None
     count, unit, more, smaller = found.groups()
     return int(count) * _SECONDS[unit] + (int(more) * _SECONDS[smaller] if more else 0)

@@ -127,9 +127,11 @@ def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path)
 
 
 def test_time_left_is_read_from_what_programs_print() -> None:
-    assert time_left("embeddings: 120 of 400, 30 %, 1 h 20 min left") == 4800
-    assert time_left("iter 100/3000 3 % loss 0.1 0.21 s/iter, 45 s left data 3 %") == 45
-    assert time_left("iter 100/3000 3 % loss 0.1 0.21 s/iter") is None
+    tokenizer, run = (WayStep("a", "a", ("-m", f"scripts.{name}")) for name in ("fit_tiny_tokenizer", "train"))
+    assert time_left("embeddings: 120 of 400, 30 %, 1 h 20 min left", tokenizer) == 4800
+    assert time_left("[INFO] iter 100/3000 3 % loss 0.1 0.21 s/iter, 45 s left data 3 %", run) == 45
+    assert time_left("[INFO] iter 100/3000 3 % loss 0.1 0.21 s/iter", run) is None
+    assert time_left("[INFO] validation: 4 of 4, 100 %, 6 s left", run) is None  # of 33 min of the run
 
 
 def test_a_machine_with_more_programs_than_processors_is_called_busy(monkeypatch: pytest.MonkeyPatch) -> None:
