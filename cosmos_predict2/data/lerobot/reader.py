@@ -22,6 +22,7 @@ from cosmos_predict2.data.lerobot.info import EMBODIMENTS, STATE, Info, Part, re
 from cosmos_predict2.data.lerobot.layouts import EpisodeIndex, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, ROBOTS, choose_form
 from cosmos_predict2.data.lerobot.tables import Numbers, TableReader, read_images
+from cosmos_predict2.data.lerobot.writer import COUNTERS
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
 from cosmos_predict2.data.views import AND, cameras_in, stacked
 from imaginaire.errors import ConfigError, DataError, near
@@ -312,9 +313,10 @@ def choose_action(info: Info, keys: str | Sequence[str] | None = None, embodimen
     if keys is None:
         usual = [key for key in ACTIONS if key in info.features]
         if len(usual) != 1:
-            numbers = ", ".join(key for key, feature in info.features.items() if _is_numbers(feature))
+            numbers = [key for key, feature in info.features.items() if _is_numbers(feature)]
+            those = ", ".join(key for key in numbers if key not in COUNTERS and not key.startswith("next."))
             raise ConfigError(
-                f"{info.root}: which columns are the action? Set action_keys: {numbers}. For a program without it"
+                f"{info.root}: which columns are the action? Set action_keys: {those}. For a program without it"
                 " record all numbers of an action as one column, 'action'."
             )
         keys = usual
