@@ -133,6 +133,7 @@ def test_a_class_that_is_no_policy_is_refused_before_anything_is_trained(robot: 
         (1, ("top",), 0.0, "has 1 episode: record at least 12"),
         (2, ("top", "hand"), 0.0, "has 2 cameras: name one, --camera .*top, .*hand"),
         (2, ("top",), float("nan"), "actions that are not finite: number 1 of row 12 is nan. Mend or remove"),
+        (2, ("top",), 0.0, "has no column 'next.success', which marks success"),
     ],
 )
 def test_recordings_that_cannot_be_learnt_from_are_refused_at_once(
