@@ -225,6 +225,14 @@ class Unclipped(Line):
         return super().chunk_step(actions / 3, env_ids, execute)
 
 
+class Easy(Line):
+    """Whatever is done succeeds."""
+
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        *found, info = super().chunk_step(actions, env_ids, execute)
+        return *found, {**info, "success": torch.ones_like(info["success"])}
+
+
 class Stale(Line):
     """Draws at first where its point was before the reset placed it."""
 
@@ -243,7 +251,9 @@ def test_an_environment_is_shown_with_its_facts(tmp_path: Path, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "2 numbers from -1 to 1; at most 10 in an episode" in shown and "keeps all 17 rules" in shown
     assert "height 4, width 6; 3 of 3 starts differ" in shown
-    assert (tmp_path / "look.png").stat().st_size and "first picture" not in shown
+    assert (tmp_path / "look.png").stat().st_size and "first picture" not in shown and "ask for the task" not in shown
+    looked_at(f"{HERE}:Easy")
+    assert "3 of 3 episodes of random actions: does it ask for the task? By this" in capsys.readouterr().out
     looked_at(f"{HERE}:Stale")
     assert "the first picture is unlike all later ones: does it show things where" in capsys.readouterr().out
 
