@@ -147,6 +147,7 @@ def require_suite(options: Options, recorded: RecordedSizes) -> None:
             lengths = f"has at most {most} actions, the longest recording {recorded.num_actions}"
             later = "later success is " + ("not imagined" if most > recorded.num_actions else "imagined, and not true")
             cure = f"Let both be as long: gym:ID?max_steps={recorded.num_actions}"
+            cure += "; if the recordings hold each action for K steps of the environment, &repeat=K, too"
             log.warning("an episode of %s %s: %s. %s.", options.suite, lengths, later, cure)
         if "scaled_low" in env.metadata:
             require_unit(options, env.metadata["scaled_low"], env.metadata["scaled_high"])

@@ -103,7 +103,7 @@ def test_a_suite_that_does_not_fit_the_recordings_is_refused_by_name(
     stateful = replace(fitting, sentences=("to the dot",), state_dim=3)
     with pytest.raises(ConfigError, match=r"--state: the recordings have 3 numbers .*, but --suite .* shows 0"):
         ways.require_suite(replace(options, state=True), stateful)
-    for num, text in ((24, ""), (12, "later success is not imagined"), (33, "imagined, and not true. .*max_steps=33")):
+    for num, text in ((24, ""), (12, "later success is not imagined"), (33, "not true. .*max_steps=33; .*&repeat=K")):
         caplog.clear()
         ways.require_suite(options, replace(fitting, sentences=("to the dot",), num_actions=num))
         assert re.search(text, caplog.text) and bool(caplog.messages) == bool(text)
