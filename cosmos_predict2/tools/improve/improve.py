@@ -17,7 +17,7 @@ import torch
 
 from cosmos_predict2.data.lerobot.info import STATE, read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.split import read_split, success_of_frames
+from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.media import resize_and_crop
 from cosmos_predict2.data.views import views_of
 from cosmos_predict2.evaluation.reports.evaluation_page import written
@@ -82,7 +82,6 @@ def looked_at(options: Options) -> RecordedSizes:
     for policy in options.policies:
         if policy not in POLICIES:
             require_policy(policy, options)
-    success_of_frames(LeRobotSource.open(options.data), 0, options.success_column)  # raises where there is no column
     if options.suite:
         require_suite(options, recorded)
     return recorded

@@ -10,7 +10,7 @@ from typing import Any
 
 from cosmos_predict2.data.lerobot.info import STATE
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_state
-from cosmos_predict2.data.split import require_usable
+from cosmos_predict2.data.split import require_usable, success_of_frames
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.tokenizers.sizes import small_size
 from imaginaire import foreign_json
@@ -70,6 +70,7 @@ def look(options: Options) -> RecordedSizes:
     """Read the index and the actions of the recordings, and refuse those of which nothing can be learnt."""
     source = LeRobotSource.open(options.data, options.action_keys)
     require_usable(source, options.camera or None, options.action_keys)
+    success_of_frames(source, 0, options.success_column)  # raises where there is no such column
     key = source.camera(options.camera or None)
     height, width = source.frames(0, cameras_in(key)[0], [0]).shape[-2:]
     dim = source.width(source.action_parts())

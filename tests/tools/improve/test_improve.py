@@ -163,7 +163,8 @@ def test_a_policy_of_another_width_is_refused_before_anything_is_trained(tmp_pat
     writer = Writer(tmp_path / "data", fps=10)
     pictures = torch.zeros(3, 14, 32, 32, dtype=torch.uint8)
     for _ in range(2):
-        writer.add(Recording({"action": torch.zeros(14, 4).numpy()}, {"top": pictures}, "go"))
+        columns = {"action": torch.zeros(14, 4).numpy(), "next.success": torch.zeros(14).numpy()}
+        writer.add(Recording(columns, {"top": pictures}, "go"))
     writer.finish()
     options = Options(data=tmp_path / "data", out=tmp_path / "out", policies=("pi05", f"{__name__}:Wide"))
     for go in (ways.improve, ways.commands):
@@ -182,7 +183,8 @@ def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
         writer = Writer(tmp_path / name, fps=10, robot="dot")
         actions = scale * torch.linspace(-1, 1, 10).reshape(5, 2).numpy()
         for _ in range(2):
-            writer.add(Recording({"action": actions}, {"top": torch.zeros(3, 5, 32, 32, dtype=torch.uint8)}, "go"))
+            columns = {"action": actions, "next.success": torch.zeros(5).numpy()}
+            writer.add(Recording(columns, {"top": torch.zeros(3, 5, 32, 32, dtype=torch.uint8)}, "go"))
         writer.finish()
         return Options(data=tmp_path / name, out=tmp_path, suite="gym:Dot-v0?repeat=2")
 

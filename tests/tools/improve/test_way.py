@@ -236,7 +236,7 @@ def test_a_clone_that_sees_nothing_is_announced_at_its_step(
 
 def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "data", fps=10)
-    columns = {"action": numpy.zeros((5, 2), numpy.float32)}
+    columns = {"action": numpy.zeros((5, 2), numpy.float32), "next.success": numpy.zeros(5, numpy.float32)}
     video = torch.zeros(3, 5, 96, 160, dtype=torch.uint8)
     for _ in range(2):
         writer.add(Recording(columns, {"observation.images.a": video, "observation.images.b": video}, "a task"))
