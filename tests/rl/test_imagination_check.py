@@ -311,6 +311,7 @@ def test_the_verdict_follows_the_bounds() -> None:
     fell = judge(figures(**{WITHIN: Estimate(0.41, 0.28, 0.51, 96)}))  # by .24, .27 and .30 of true success
     assert fell.verdict == "doubtful"
     assert "beside its clone" in judge(figures()).next_step and "small steps" in judge(figures()).next_step
+    assert "where it is, as improve_policy does, the world model longer" in judge(figures(nothing_valued=0.4)).next_step
     bad = figures(ends_imagined=0.5)
     assert judge(bad, allowed=["ends_imagined"]).verdict == "go"
     assert judge(figures(), {"policy/1": {}, "policy/2": {"spread": 0.0}}).verdict == "no"

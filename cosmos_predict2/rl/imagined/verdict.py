@@ -23,7 +23,10 @@ GO, DOUBTFUL, NO = "go", "doubtful", "no"
 
 DATA = "record {times} times as many episodes, failures and successes: {needed} of either outcome must be held out"
 REWARD = "train the reward longer, or on more episodes of either outcome (scripts.train_reward_model)"
-IMAGINED_REWARD = "train the reward on imagined pictures, too (scripts.train_reward_model --world_model W)"
+IMAGINED_REWARD = (
+    "train the reward on imagined pictures, too (scripts.train_reward_model --world_model W); where it is, as"
+    " improve_policy does, the world model longer, or on more recordings"
+)
 SPLIT = "train the world model and the reward by the split (dataset.split_file=FILE, --split FILE)"
 TOKENIZER = "fit the tokenizer to the recordings (scripts.fit_tiny_tokenizer), and train the world model on it"
 WORLD = "train the world model longer, or on more recordings"
