@@ -202,7 +202,7 @@ def write_page(results: WayResults) -> Path:
         if card := results.card(phase):
             _gate(page, phase, card)
     for phase in results.phases:
-        if (phase.run / "metrics.jsonl").exists():
+        if results.lines(phase):
             _policy(page, results, phase)
     page.heading("What it cost", "Minutes by the clock, and of all processors together.")
     page.table("step", ["minutes", "processor minutes"], [*costs, ("all", [minutes, used])])

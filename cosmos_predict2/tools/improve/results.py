@@ -9,13 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.evaluation.reports.run_report import by_name, read_records
+from cosmos_predict2.evaluation.reports.run_report import Lines, by_name, read_records
 from cosmos_predict2.rl.imagined.verdict import CLONE
 from cosmos_predict2.rl.imagined.watch import FILE as WATCHED
 from cosmos_predict2.tools.improve import phases
 from cosmos_predict2.tools.improve.phases import Clone, Options, Phase, chosen, clones_of, phases_of
 from cosmos_predict2.tools.improve.steps import FAILED, Runner, WayStep
 from imaginaire import foreign_json
+from imaginaire.errors import DataError
 
 MOST_REASONS = 2
 SIZE = "--image_size"
@@ -97,16 +98,23 @@ class WayResults:
         best = self.read(f"{phases.CLONED}/{name}/clone.json").get("best", {})
         return best.get("verdict", {}) if isinstance(best, dict) else {}
 
+    def lines(self, phase: Phase) -> Lines:
+        """What learning has recorded; empty before its first record."""
+        try:
+            return by_name(read_records(str(phase.run)))
+        except DataError:
+            return {}
+
     def gain(self, phase: Phase) -> float:
         """The rise of the imagined value of what is played, in what a success is worth there above a failure; NaN where
         that is not known."""
-        lines = by_name(read_records(str(phase.run)))
+        lines = self.lines(phase)
         end = phase.best or lines.get("watch/returned_to", [(0, math.inf)])[-1][1]  # the iteration that is kept
         values = [value for iteration, value in lines.get(VALUE, []) if iteration <= end]
         reward = self.read(str((phase.reward / "quality.json").relative_to(self.options.out)))
         *_, imagined = reward.get("ends", {"": {}}).values()
         worth = number(imagined.get("value_of_successes")) - number(imagined.get("value_of_failures"))
-        return (values[-1] - values[0]) / worth if values and worth > 0 else math.nan
+        return (values[-1] - values[0]) / worth if len(values) > 1 and worth > 0 else math.nan
 
     def risen(self, phase: Phase) -> str:
         gain = self.gain(phase)
@@ -119,8 +127,9 @@ class WayResults:
         if phase.number in self.stopped:
             return phase.policy
         if not phase.is_tried:
-            is_kept = bool(self.options.suite) or self.gain(phase) >= LEAST_GAIN
-            return (phase.learnt if is_kept else phase.policy) if self.is_done(f"export{phase.end}") else None
+            if not all(self.is_done(f"{name}{phase.end}") for name in ("learning", "export")):
+                return None  # what learnt, or what it learnt in, is being made anew
+            return phase.learnt if self.options.suite or self.gain(phase) >= LEAST_GAIN else phase.policy
         names = [*phase.trials_before, phase.trial_after]
         if not all(map(self.is_done, names)):
             return None

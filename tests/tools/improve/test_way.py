@@ -5,8 +5,10 @@ import importlib
 import io
 import itertools
 import json
+import math
 import re
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -472,7 +474,7 @@ def test_what_became_worse_in_a_trial_is_not_kept(
     for folder in ("cloning/clone/policy", "cloning/clone_phase_2/policy", "reinforcement_learning/policy_2"):
         (tmp_path / "posttraining" / folder).mkdir(parents=True)
     (tmp_path / "posttraining/cloning/clone/policy/weights").write_text("the clone")
-    (phases_of(options)[1].run / "metrics.jsonl").write_text('{"iteration": 1}')
+    (phases_of(options)[1].run / "metrics.jsonl").write_text('{"iteration": 1, "train/approx_kl": 0.1}')
     (tmp_path / "phase_2").mkdir()
 
     def plan(*_: Any) -> list[WayStep]:
@@ -530,7 +532,7 @@ def test_the_best_of_the_iterations_that_were_saved_is_tried(tmp_path: Path, mon
     for iteration in (20, 40, 60):
         phase.weights(iteration).parent.mkdir(parents=True, exist_ok=True)
         phase.weights(iteration).touch()
-    (phase.run / "metrics.jsonl").write_text('{"iteration": 1}')
+    (phase.run / "metrics.jsonl").write_text('{"iteration": 1, "train/approx_kl": 0.1}')
     write_json(tmp_path / "look_80/evaluation.json", rate(200))
     assert ways.improve(options).word == "better"
     assert (phase.result / "weights").read_text() == '"60"', "within a standard error, .05"
@@ -615,6 +617,40 @@ def test_where_nothing_can_be_played_what_imagination_gained_decides(
         imagined(phase, 0.2, 0.6, 0.1)
         (phase.run / "metrics.jsonl").open("a").write('{"iteration": 40, "watch/returned_to": 20.0}\n')
         assert WayResults(options, runner).gain(phase) == pytest.approx(2.0), "of the weights that a watch went back to"
+        (phase.run / "metrics.jsonl").open("a").write('{"iteration": 40, "watch/returned_to": 2.0}\n')
+        assert math.isnan(WayResults(options, runner).gain(phase)), "weights whose value was not measured"
+        (phase.run / "metrics.jsonl").unlink()
+        assert math.isnan(WayResults(options, runner).gain(phase)), "and nothing was drawn of it either"
+
+
+def test_a_way_without_a_suite_goes_on_where_its_clone_is_being_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the clone before had learnt was still there: the way removed RUN/policy and ended with a traceback."""
+    options = replace(OPTIONS, out=tmp_path, suite="")
+    (phase,) = phases_of(options)
+    clone = str(phase.policy.relative_to(tmp_path))
+    imagined(phase, 0.2, 0.25)
+    contents = {"check": ("b.txt", ""), "clone": (f"{clone}/weights", "clone"), "learning": ("a.txt", "")}
+    check, *others = writing(tmp_path, {**contents, "export": ("learnt/weights", "learnt")})
+    steps = [check, *(replace(step, reads=(phase.policy,) if step.name == "learning" else ()) for step in others)]
+    for name, value in (("steps_of", steps), ("look", RECORDED)):
+        monkeypatch.setattr(ways, name, lambda *_, value=value: value)
+    phase.card.write_text(json.dumps(_card("doubtful", "")))
+    assert ways.improve(options).word == "kept"
+    shutil.rmtree(phase.policy)
+    assert ways.improve(options).word == "kept" and (phase.result / "weights").exists()
+
+
+def test_a_way_goes_on_where_learning_ended_before_its_first_record(tmp_path: Path) -> None:
+    """Its page named the empty file in place of the error, and no later start came to learning any more."""
+    (phase,) = phases_of(options := replace(OPTIONS, out=tmp_path))
+    phase.run.mkdir(parents=True)
+    (phase.run / "metrics.jsonl").touch()
+    found, _ = gone(
+        options, writing(tmp_path, {"gate": ("card.json", _card("go", "")), "learning": ("a.txt", "")}), until=1
+    )
+    assert found.word == "unfinished"
 
 
 @pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
