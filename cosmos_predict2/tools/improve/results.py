@@ -284,6 +284,8 @@ class WayResults:
         """Why what a phase learnt is kept, or not."""
         if phase.number in self.stopped:
             return self.stopped[phase.number].rstrip(".")
+        if not phase.is_tried and self.options.suite:
+            return "the suite may have too few starts for a trial"
         if not phase.is_tried:
             return f"{self.risen(phase)} (from {LEAST_GAIN:g} on truth rose, too)"
         before = max((self.success(name) for name in phase.trials_before), key=lambda found: found["rate"])

@@ -653,6 +653,21 @@ def test_a_way_goes_on_where_learning_ended_before_its_first_record(tmp_path: Pa
     assert found.word == "unfinished"
 
 
+def test_a_named_suite_is_no_reason_that_imagination_gained(tmp_path: Path) -> None:
+    """Its page gave a gain of .10 as the reason why what was learnt is kept."""
+    options = replace(OPTIONS, out=tmp_path, suite="libero_spatial")
+    (phase,) = phases_of(options)
+    imagined(phase, 0.2, 0.22)
+    contents: dict[str, tuple[str, Any]] = {"gate": ("card.json", _card("go", "")), "learning": ("a.txt", "")}
+    contents |= {
+        "export": ("learnt/weights", ""),
+        **{one: (f"{one}/evaluation.json", rate(40)) for one in ("before", "after")},
+    }
+    gone(options, writing(tmp_path, contents))
+    page = (tmp_path / "index.html").read_text()
+    assert "rose by 0.10" in page and "What it learnt is kept: the suite may have too few starts for a trial." in page
+
+
 @pytest.mark.parametrize(("second", "word"), [("go", "better"), ("no", "refused"), (None, "unfinished")])
 def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: str | None, word: str) -> None:
     """Its own true episodes are what a policy lacks that imagination is too kind to."""
