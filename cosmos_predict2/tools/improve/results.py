@@ -118,7 +118,8 @@ class WayResults:
 
     def risen(self, phase: Phase) -> str:
         gain = self.gain(phase)
-        rose = f"rose by {gain:.2f}" if math.isfinite(gain) else "changed by an unknown share"
+        rose = "rose" if gain >= 0 else "fell"
+        rose = f"{rose} by {abs(gain):.2f}" if math.isfinite(gain) else "changed by an unknown share"
         return f"its imagined value {rose} of what a success is worth above a failure"
 
     def kept(self, phase: Phase) -> Path | None:
