@@ -29,6 +29,7 @@ EMBODIMENTS: dict[str, dict[str, int]] = {
     "gr1": {"left_arm": 7, "left_hand": 6, "right_arm": 7, "right_hand": 6, "waist": 3}
 }
 STATE = "observation.state"
+COUNTERS = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
 _COLUMNS = {"state": STATE, "action": "action"}
 _SYNONYMS = {"val": ("val", "validation", "test", "eval"), "test": ("test", "eval", "val", "validation")}
 

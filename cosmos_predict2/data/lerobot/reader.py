@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionContract
-from cosmos_predict2.data.lerobot.info import EMBODIMENTS, STATE, Info, Part, read_info
+from cosmos_predict2.data.lerobot.info import COUNTERS, EMBODIMENTS, STATE, Info, Part, read_info
 from cosmos_predict2.data.lerobot.layouts import EpisodeIndex, LayoutV2, LayoutV3, VideoLocation
 from cosmos_predict2.data.lerobot.robots import KNOWN_ROBOTS, ROBOTS, choose_form
 from cosmos_predict2.data.lerobot.tables import Numbers, TableReader, read_images
-from cosmos_predict2.data.lerobot.writer import COUNTERS
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
 from cosmos_predict2.data.views import AND, cameras_in, stacked
 from imaginaire.errors import ConfigError, DataError, near

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.data.lerobot.info import Info, read_info
+from cosmos_predict2.data.lerobot.info import COUNTERS, Info, read_info
 from cosmos_predict2.data.lerobot.layouts import read_lines
 from cosmos_predict2.data.video.media import write_video
 from imaginaire import storage
@@ -27,7 +27,6 @@ CHUNK = 1000  # episodes in a folder
 DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 _NUMBERS = ("bool", "int32", "int64", "float32", "float64")
-COUNTERS = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
 
 
 @dataclass(frozen=True)

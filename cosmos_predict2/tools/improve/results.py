@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of a way found so far, and what follows: what is left out, what is kept, the verdict."""
+"""Results of a way's programs so far, and what follows from them: steps to leave out, the policy to keep, a verdict."""
 
 import json
 import math
@@ -99,7 +99,7 @@ class WayResults:
         return best.get("verdict", {}) if isinstance(best, dict) else {}
 
     def lines(self, phase: Phase) -> Lines:
-        """What learning has recorded; empty before its first record."""
+        """Values of each metric of learning, by iteration; empty before its first record."""
         try:
             return by_name(read_records(str(phase.run)))
         except DataError:
@@ -288,7 +288,7 @@ class WayResults:
         if not phase.is_tried and self.options.suite:
             return "the suite may have too few starts for a trial"
         if not phase.is_tried:
-            return f"{self.risen(phase)} (from {LEAST_GAIN:g} on truth rose, too)"
+            return f"{self.risen(phase)}, where {LEAST_GAIN:g} is asked"
         before = max((self.success(name) for name in phase.trials_before), key=lambda found: found["rate"])
         after = self.success(phase.trial_after)
         rates = f"{after['rate']:.3f} of {after['episodes']} true episodes, and {before['rate']:.3f} before"
