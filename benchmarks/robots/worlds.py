@@ -22,6 +22,9 @@ METAWORLD = {
     "mug": "coffee-push-v3",
     "sweep": "sweep-into-v3",
     "lock": "door-lock-v3",
+    "hammer": "hammer-v3",
+    "pull": "coffee-pull-v3",
+    "pushv": "push-v3",
 }
 SENTENCES = {
     "reach": "move the gripper to the red ball",
@@ -34,6 +37,9 @@ SENTENCES = {
     "mug": "push the mug under the coffee machine",
     "sweep": "sweep the block into the hole",
     "lock": "lock the door",
+    "hammer": "hammer",
+    "pull": "coffee-pull",
+    "pushv": "push",
     "push": "push the block to the red goal",
     "touch": "move the gripper to the red ball",
     "maze": "roll the green ball to the red one",
