@@ -28,6 +28,7 @@ ADDRESS = "null:"
 KINDS = ("still", "mean", "random")
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
 LEAST_RECORDINGS = 3  # held out, to measure what a clone has learnt
+MUCH = 0.05  # of what differs between held-out actions, as the gate's bound has it
 CURE = (
     "Clone another kind of policy, record more episodes that succeed, clone for longer"
     " (trainer.max_iter), or begin with published weights (model.config.base); then look at the figures again."
@@ -171,9 +172,9 @@ def by_errors(error_N: Tensor, constant_N: Tensor, episode_N: Tensor) -> tuple[d
             None, f"Only {num} recordings are held out: too few to measure what the clone has learnt.", CURE
         )
     if found["low"] > 0:
-        return found, CloneVerdict(
-            True, f"The clone sees something: it explains {share} {of_what}; the mean action explains 0."
-        )
+        much, cure = ("something", "") if found["explained"] >= MUCH else ("hardly anything", CURE)
+        text = f"The clone sees {much}: it explains {share} {of_what}; the mean action explains 0."
+        return found, CloneVerdict(True, text, cure)
     return found, CloneVerdict(
         False, f"The clone is no better than the mean action: it explains {share} {of_what}.", CURE
     )

@@ -256,6 +256,13 @@ def test_a_clone_must_see_more_than_the_mean_action_does(noise: float, blind: bo
     assert is_better or ("no better than the mean action" in verdict.text and "record more" in verdict.next_step)
 
 
+def test_a_clone_that_explains_hardly_anything_is_not_praised() -> None:
+    """One that explained .03 was said to see something."""
+    one = torch.ones(200)
+    _, verdict = by_errors(0.97 * one, one, torch.arange(200) // 10)
+    assert verdict.is_better and "hardly anything" in verdict.text and "record more" in verdict.next_step
+
+
 def test_few_episodes_tell_nothing() -> None:
     rows = torch.rand(20, generator=torch.Generator().manual_seed(0))
     assert by_errors(rows, rows + 1, torch.arange(20) // 10)[1].is_better is None
