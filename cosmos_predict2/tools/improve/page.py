@@ -136,7 +136,7 @@ def _policy(page: Page, results: WayResults, phase: Phase) -> None:
         names = [name for name in (*phase.trials_before, phase.trial_after) if results.is_done(name)]
         if rows := [(name.replace("_", " "), [results.success(name)[key] for key in BOUNDS]) for name in names]:
             page.table("true success, trials", list(BOUNDS), rows)
-    looks = [(i, phase.look(i)) for i in phases.SAVED_AT if results.is_done(phase.look(i))]
+    looks = [(i, phase.look(i)) for i in phase.saved_at if results.is_done(phase.look(i))]
     if rows := [(f"iteration {i}", [results.success(name)[key] for key in BOUNDS]) for i, name in looks]:
         page.table("true success while it learnt, from other starts", list(BOUNDS), rows)
         page.note(f"Iteration {phase.best} is tried: the last one within a standard error of the best.")

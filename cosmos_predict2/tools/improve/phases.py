@@ -14,7 +14,7 @@ from cosmos_predict2.data.split import require_usable, success_of_frames
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.tokenizers.sizes import small_size
 from imaginaire import foreign_json
-from imaginaire.checkpoint.layout import set_name
+from imaginaire.checkpoint.layout import all_sets, set_name
 from imaginaire.errors import DataError
 
 USUAL_SIDE = 64
@@ -144,7 +144,7 @@ class Phase:
     is_tried: bool  # against the policy that learnt, before it is kept
     clone: Clone | None = None  # of all successes until then
     is_anew: bool | None = None  # the new clone truly succeeded as often as the policy or more; None: not tried yet
-    best: int | None = None  # the iteration of SAVED_AT whose weights are tried, as far as these were played
+    best: int | None = None  # the iteration whose weights are tried, as far as they were played
 
     def __post_init__(self) -> None:
         anew = None if self.clone is None or self.is_anew is False else self.clone.folder(self.out) / "policy"
@@ -155,6 +155,12 @@ class Phase:
         self.reward, self.starts = self.folder / "reward", self.folder / "starts"
         self.result = self.folder / "policy"  # as a folder that can be given away
         self.run, self.learnt = self.out / f"{REINFORCED}{self.end}", self.folder / "learnt"
+
+    @property
+    def saved_at(self) -> list[int]:
+        """Iterations whose weights are played: those of SAVED_AT, and later ones of a run that went on by hand."""
+        saved = (one.iteration for one in all_sets(str(self.run / "checkpoints")))
+        return [*SAVED_AT, *sorted(one for one in saved if one > SAVED_AT[-1])]
 
     def weights(self, iteration: int) -> Path:
         return self.run / f"checkpoints/model/{set_name(iteration, dcp=False)}"
@@ -189,7 +195,7 @@ def phases_of(options: Options) -> list[Phase]:
             if all(path.exists() for path in paths):
                 rate, anew = map(rate_of, paths)
                 phase = replace(phase, is_anew=anew >= rate)
-        saved = [i for i in SAVED_AT if is_tried and phase.weights(i).exists()]
+        saved = [i for i in phase.saved_at if is_tried and phase.weights(i).exists()]
         played = {i: options.out / phase.look(i) / "evaluation.json" for i in saved}
         rates = {i: rate_of(path) for i, path in played.items() if path.exists()}
         found.append(replace(phase, best=last_of_best(rates, num_tried(options))))

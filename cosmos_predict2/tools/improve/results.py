@@ -179,7 +179,7 @@ class WayResults:
             has_ended = self.is_done(f"learning{phase.end}")  # by the watch, perhaps
             names |= {
                 phase.look(i)
-                for i in phases.SAVED_AT
+                for i in phase.saved_at
                 if phase in untried or (has_ended and not phase.weights(i).exists())
             }
         return names
@@ -305,7 +305,7 @@ _SAID = {
     "worse": "The policy became worse",
     "unclear": "It is not clear that the policy became better",
 }
-_AGAIN = "Give one more of --phases: 100 true episodes of this policy are recorded, and the way is gone again."
+_AGAIN = "Give one more of --phases: 100 true episodes of this policy are recorded, and the way is taken again."
 _CLONE = "Use the clone, and record episodes of it: what the world model has not seen of them misled the policy."
 _NEXT = {
     **dict.fromkeys(("better", "unclear"), _AGAIN),

@@ -15,7 +15,6 @@ from cosmos_predict2.tools.improve.phases import (
     GATE,
     GYM,
     RANKING,
-    SAVED_AT,
     TRIAL_BEFORE,
     TRIAL_CLONE,
     USUAL_SIDE,
@@ -246,7 +245,7 @@ class _Way:
         learnt."""
         steps = [self.learning(phase)]
         if phase.is_tried:
-            steps += [self.look(phase, iteration) for iteration in SAVED_AT]
+            steps += [self.look(phase, iteration) for iteration in phase.saved_at]
         steps.append(self.export(phase))
         if phase.is_tried:
             steps += [] if phase.clone else [self.trial_before(phase)]
@@ -258,7 +257,7 @@ class _Way:
         return self.trial(f"{TRIAL_BEFORE}{phase.end}", f"trial of {what}{phase.title}", phase.before)
 
     def look(self, phase: Phase, iteration: int) -> WayStep:
-        title = f"truth after iteration {iteration} of {SAVED_AT[-1]}{phase.title}"
+        title = f"truth after iteration {iteration} of {phase.saved_at[-1]}{phase.title}"
         return self.trial(phase.look(iteration), title, phase.weights(iteration), FIRST_CHOICE)
 
     def export(self, phase: Phase) -> WayStep:

@@ -540,6 +540,9 @@ def test_the_best_of_the_iterations_that_were_saved_is_tried(tmp_path: Path, mon
     page = (tmp_path / "index.html").read_text()
     assert "Iteration 60 is tried" in page and "iteration 20" in page and "iteration 80" not in page
     assert phases_of(options)[0].best == 60
+    phase.weights(160).touch()  # it went on by hand
+    write_json(tmp_path / "look_160/evaluation.json", rate(90))
+    assert phases_of(options)[0].best == 160 and "look_160" in {step.name for step in steps_of(options, RECORDED)}
     assert phases_of(replace(options, suite=""))[0].best is None, "nothing is played"
     assert last_of_best({20: 0.33, 40: 0.39, 60: 0.35, 80: 0.37}, 100) == 80
     assert last_of_best({20: 0.36, 40: 0.45, 60: 0.41, 80: 0.26}, 100) == 60
