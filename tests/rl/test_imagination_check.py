@@ -275,12 +275,24 @@ def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(
     monkeypatch.setattr(policy, "act", shaken)
     found = attempted(policy)
     assert found["true_success"].value < 0.1 < found["greedy_above_sampled"].value
-    gaps = {"no": Estimate(0.44, 0.33, 0.54, 48), "go": Estimate(0.29, 0.19, 0.39, 48)}  # the first fell by .43
-    for verdict, gap in gaps.items():
-        assert judge(figures(), {"policy": {"greedy_above_sampled": gap}}).verdict == verdict
+    assert judge(figures(), {"policy": found}).verdict == "no"
     monkeypatch.setattr(imagination_check, "NullPolicy", lambda *given: policy)  # nothing is as good as what it plays
     again = attempted(policy)
     assert again["true_above_nothing"].value == pytest.approx(-found["greedy_above_sampled"].value)
+
+
+@pytest.mark.parametrize(
+    ("within", "gap", "verdict"),
+    [
+        (Estimate(0.61, 0.54, 0.68), Estimate(0.10, 0.02, 0.18), "go"),  # a hammer's rose from .435 to .915,
+        (Estimate(0.55, 0.49, 0.61), Estimate(0.53, 0.45, 0.59), "doubtful"),  # .895 to .995: a no by the gap alone
+        (Estimate(0.10, 0.01, 0.20), Estimate(0.29, 0.19, 0.38), "no"),  # fell from .70 to .46: doubtful by either
+    ],
+)
+def test_the_order_of_attempts_must_outweigh_what_they_lack(within: Estimate, gap: Estimate, verdict: str) -> None:
+    both = within.less(gap)
+    assert both.value == pytest.approx(within.value - gap.value) and both.low < both.value < both.high
+    assert judge(figures(), {"policy": {"within_above_gap": both}}).verdict == verdict
 
 
 def test_the_verdict_follows_the_bounds() -> None:

@@ -29,6 +29,13 @@ class Estimate:
     high: float = math.nan
     count: int = 0  # episodes, pairs or policies that it is of
 
+    def less(self, other: "Estimate") -> "Estimate":
+        """The difference, with the interval that it has if both are independent."""
+        value = self.value - other.value
+        low = value - math.hypot(self.value - self.low, other.high - other.value)
+        high = value + math.hypot(self.high - self.value, other.value - other.low)
+        return Estimate(value, low, high, self.count)
+
     def as_text(self) -> str:
         if math.isnan(self.value):
             return "-"

@@ -459,7 +459,7 @@ def true_attempts(
     figures["true_above_nothing"] = agreement.mean(success_G - still_G, seed)
     likeliest_G = attempts(policy, env, starts).success_E.numpy()  # what a robot plays
     figures["greedy_success"] = agreement.mean(likeliest_G.astype(float), seed)
-    figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
+    gap = figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
     env.terminate_on_success = True  # as a robot stops at success
     ever_G = attempts(policy, env, starts).success_E.numpy()
     figures["success_lost"] = agreement.mean(ever_G.astype(float) - likeliest_G, seed)
@@ -468,5 +468,6 @@ def true_attempts(
     within = within_groups(value.reshape(TRUE_GROUPS, MEMBERS), nearness_G_M, seed)
     both = 0 < truth.sum() < len(truth)
     figures["true_ends"] = area_under_curve(value, truth, seed=seed, group_N=start_N) if both else Estimate(math.nan)
-    figures["within_starts"] = within if within.count >= LEAST_VARIED else Estimate(math.nan)
+    figures["within_starts"] = within = within if within.count >= LEAST_VARIED else Estimate(math.nan)
+    figures["within_above_gap"] = within.less(gap)
     return figures
