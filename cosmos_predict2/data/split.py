@@ -160,7 +160,7 @@ def success_of_frames(source: LeRobotSource, i: int, column: str) -> tuple[NDArr
     if column not in source.info.features:
         raise DataError(
             f"{source.info.root} has no column '{column}', which marks success.{near(column, source.info.features)}"
-            " Name it (--success_column), or have the last pictures judged (split_recordings --classifier FILE)."
+            " Name it (--success_column), or write it: 1 on frames that show success."
         )
     values = source.columns(i, [column], gaps=True)[column].astype(numpy.float64)
     values = values.reshape(int(source.episodes.lengths[i]), -1)

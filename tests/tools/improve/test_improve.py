@@ -145,8 +145,9 @@ def test_recordings_that_cannot_be_learnt_from_are_refused_at_once(
     for _ in range(num):
         writer.add(Recording({"action": actions}, dict.fromkeys(cameras, pictures), "go"))
     writer.finish()
-    with pytest.raises(DataError, match=fault):
+    with pytest.raises(DataError, match=fault) as error:
         ways.improve(Options(data=tmp_path / "data", out=tmp_path / "out"))
+    assert "--classifier" not in str(error.value), "which this program does not take"
     assert not (tmp_path / "out").exists()
 
 
