@@ -51,9 +51,13 @@ def first_line(error: BaseException) -> str:
 def near(name: str, known: Iterable[str], limit: int = 12) -> str:
     """ " Did you mean a, b?" with close names, else " Known: a, b, ...", else nothing."""
     names = sorted(set(known))
-    if close := difflib.get_close_matches(name, names, n=3):
-        return f" Did you mean {', '.join(close)}?"
-    return f" Known: {listed(names, limit)}." if names else ""
+    return alike(name, names) or (f" Known: {listed(names, limit)}." if names else "")
+
+
+def alike(name: str, known: Iterable[str]) -> str:
+    """ " Did you mean a, b?" with close names, else nothing."""
+    close = difflib.get_close_matches(name, sorted(set(known)), n=3)
+    return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def listed(names: Sequence[str], limit: int = 8) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from imaginaire import storage
-from imaginaire.errors import CheckpointError, UserError, near, optional_module
+from imaginaire.errors import CheckpointError, UserError, alike, near, optional_module
 
 
 def client() -> Any:
@@ -53,12 +53,15 @@ def absent(address: str) -> CheckpointError:
         if names or parent in ("/", ".") or storage.is_folder(parent):
             break
         missing = parent
-    here = f"{parent} has no '{name}'." if names else f"{parent} is empty."
+    here = f": {parent} has no '{name}'." if names else f": {parent} is empty."
     hub = " As a hub id it would be written hf://organisation/name." if address.count("/") == 1 else ""
     meant = _probably_meant(parent, address.rstrip("/").removeprefix(parent).strip("/").split("/"))
     seen = names if name.startswith(".") else [other for other in names if not other.startswith(".")]
-    hint = near(name, seen) if meant is None else f" There is {meant}."
-    return CheckpointError(f"{address} does not exist: {here}{hint}{hub}")
+    hint = near(name, seen)
+    if parent == ".":  # the working folder, which the address does not name
+        here, hint = ".", alike(name, seen)
+    hint = hint if meant is None else f" There is {meant}."
+    return CheckpointError(f"{address} does not exist{here}{hint}{hub}")
 
 
 def _probably_meant(parent: str, parts: Sequence[str]) -> str | None:

@@ -50,3 +50,9 @@ def test_an_empty_folder_is_named_as_such(tmp_path: Path) -> None:
     for file in ("tokenizer.pth", "deep/tokenizer.pth"):
         text = str(absent(f"{tmp_path}/models/tokenizer/{file}"))
         assert text.endswith(f"does not exist: {tmp_path}/models/tokenizer is empty.")
+
+
+def test_the_working_folder_is_not_listed() -> None:
+    for path in ("nowhere", "nowhere/model.pt"):
+        assert str(absent(path)).startswith(f"{path} does not exist.") and "Known" not in str(absent(path))
+    assert str(absent("checkpoint")) == "checkpoint does not exist. Did you mean checkpoints?"
