@@ -54,9 +54,9 @@ def near(name: str, known: Iterable[str], limit: int = 12) -> str:
     return alike(name, names) or (f" Known: {listed(names, limit)}." if names else "")
 
 
-def alike(name: str, known: Iterable[str]) -> str:
+def alike(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """ " Did you mean a, b?" with close names, else nothing."""
-    close = difflib.get_close_matches(name, sorted(set(known)), n=3)
+    close = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 

@@ -318,3 +318,17 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
     with pytest.raises(ConfigError, match=r"gymnasium.*\[gym\]"):
         gym.spec_of("OurPoint-v0")
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("Nope-v0", "`Nope` doesn't exist. Install the package that registers it, and name its module"),
+        ("nopes/Nope-v0", "nopes not found. Install the package that registers it"),
+        (POINT.replace("Point", "Poimt"), "Did you mean OurPoint-v0?"),
+    ],
+)
+def test_an_unknown_environment_is_not_taken_for_another(name: str, cure: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        gym.spec_of(name)
+    assert cure in str(error.value) and "Hopper" not in str(error.value)

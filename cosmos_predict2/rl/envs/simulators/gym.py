@@ -19,7 +19,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cosmos_predict2.rl.envs.simulators import Floats, Pictures, Seen, seeded
-from imaginaire.errors import ConfigError, near, optional_module
+from imaginaire.errors import ConfigError, alike, near, optional_module
 
 SUCCESS_KEYS = ("success", "is_success")  # of info; others by name
 UNITS = ("scaled", "native")  # of actions
@@ -279,10 +279,10 @@ def spec_of(env_id: str) -> Any:
         cure = f"Start in the folder of {module}.py, or name that folder in PYTHONPATH" if is_itself else "Install it"
         raise ConfigError(f"gymnasium has no environment '{env_id}': {error}. {cure}.") from error
     except gymnasium.error.Error as error:
-        raise ConfigError(
-            f"gymnasium has no environment '{env_id}': {str(error).rstrip('.')}. The module that registers it goes"
-            " before it, gym:MODULE:ID, or is imported by --import MODULE."
-        ) from error
+        what = str(error).partition(". ")[0].rstrip(".")  # behind it, it offers Hopper for Nope
+        cure = " Install the package that registers it, and name its module: gym:MODULE:ID, or --import MODULE."
+        cure = alike(name, gymnasium.registry, cutoff=0.8) or cure
+        raise ConfigError(f"gymnasium has no environment '{env_id}': {what}.{cure}") from error
 
 
 def for_workers(env_id: str) -> Any:
