@@ -32,7 +32,7 @@ from cosmos_predict2.rl.envs.starts import ToyStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.episodes.policy_evaluation import film, held_out_starts
 from cosmos_predict2.rl.imagined import check as imagination_check
-from cosmos_predict2.rl.imagined.verdict import BOUNDS, TRY, WITHIN, judge
+from cosmos_predict2.rl.imagined.verdict import BOUNDS, CLONE, REWARD, TRY, WITHIN, judge
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.null import NullPolicy, are_motions
@@ -327,6 +327,9 @@ def test_the_verdict_follows_the_bounds() -> None:
     bad = figures(ends_imagined=0.5)
     assert judge(bad, allowed=["ends_imagined"]).verdict == "go"
     assert judge(figures(), {"policy/1": {}, "policy/2": {"spread": 0.0}}).verdict == "no"
+    hardly = {"true_above_nothing": Estimate(0.085, 0.005, 0.165, 48)}
+    assert judge(figures(ends_true=0.7), {"policy": hardly}).next_step == CLONE, "few successes tell a reward little"
+    assert judge(figures(ends_true=0.6), {"policy": hardly}).next_step == REWARD, "what forbids comes first"
     known = judge(figures(leaks=["the reward was trained by no split"]))
     assert known.verdict == "doubtful" and known.reasons == ("the reward was trained by no split",)
     few = judge(figures(successes=3, ends_imagined=0.5))

@@ -87,6 +87,13 @@ class Bound:
 
 # In the order of what to do first: the first one that is not right names the next step.
 BOUNDS = (
+    Bound("explained", "of held-out actions the clone explains", 0.05, 0.00,
+        "one that explained -.01 had the success of doing nothing; others explained .11 to .44", CLONE,
+        unless="true_above_nothing", by_interval=True),
+    Bound("true_above_nothing", "its true success less that of doing nothing", 0.05, 0.01,
+        "it teaches nothing: a clone of FetchPush-v4 had .110, as doing nothing, and after learning .110 again", CLONE),
+    Bound("played_success", "true success of the played episodes", 0.04, 0.001,
+        "attempts that never succeed cannot be compared by success", CLONE),
     Bound("ends_true", "area under the curve, true ends", 0.75, 0.65,
         "the reward on true pictures of recordings that it never saw: imagination cannot do better", REWARD),
     Bound("ends_coded", "the same through the tokenizer", 0.70, 0.60,
@@ -111,16 +118,9 @@ BOUNDS = (
         "groups that agree teach nothing", CLONE),
     Bound("above_nothing", "the policy valued above doing nothing", 0.60, 0.52,
         "a clone that does nothing teaches as little as one that does harm", CLONE),
-    Bound("explained", "of held-out actions the clone explains", 0.05, 0.00,
-        "one that explained -.01 had the success of doing nothing; others explained .11 to .44", CLONE,
-        unless="true_above_nothing", by_interval=True),
-    Bound("true_above_nothing", "its true success less that of doing nothing", 0.05, 0.01,
-        "it teaches nothing: a clone of FetchPush-v4 had .110, as doing nothing, and after learning .110 again", CLONE),
     Bound("like_success", "the policy valued above recordings that succeed", 0.45, None,
         "it is as good as they are, or its failures are imagined as successes: a clone of .11 had .66, and learnt .03",
         PLAY, is_least=False, unless="true_ends"),
-    Bound("played_success", "true success of the played episodes", 0.04, 0.001,
-        "attempts that never succeed cannot be compared by success", CLONE),
     Bound("played_ends_true", "area under the curve, true ends of the policy's own episodes", 0.70, 0.60,
         "a reward may know the recordings and not what this policy does (.38 of a clone, .89 of the recordings)",
         REWARD),
@@ -201,7 +201,7 @@ def judge(
     if is_few := fewest < LEAST_EPISODES:  # what needs both outcomes is not known, neither good nor bad
         lines = tuple(replace(one, verdict="doubtful") if one.bound.name.startswith("ends_") else one for one in lines)
     wrong = [line for line in lines if not line.is_allowed and line.verdict != GO]
-    wrong.sort(key=lambda line: line.verdict != NO)
+    wrong.sort(key=lambda line: (line.verdict != NO, BOUNDS.index(line.bound)))
     verdict: Verdict = wrong[0].verdict if wrong else "go"
     next_step, reasons = wrong[0].bound.cure if wrong else LEARN, [line.reason for line in wrong]
     if is_few:
