@@ -102,7 +102,11 @@ class WayResults:
         """Values of each metric of learning, by iteration; empty before its first record."""
         try:
             return by_name(read_records(str(phase.run)))
-        except DataError:
+        except ValueError as error:
+            path = phase.run / "metrics.jsonl"
+            if path.exists() and b"\n" in path.read_bytes():  # one line may be half written
+                cure = f"Remove {phase.run}: it is made again"
+                raise DataError(f"{path} is damaged: no line of it is a record. {cure}.") from error
             return {}
 
     def gain(self, phase: Phase) -> float:

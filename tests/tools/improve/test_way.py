@@ -655,6 +655,10 @@ def test_a_way_goes_on_where_learning_ended_before_its_first_record(tmp_path: Pa
         options, writing(tmp_path, {"gate": ("card.json", _card("go", "")), "learning": ("a.txt", "")}), until=1
     )
     assert found.word == "unfinished"
+    for damaged in (b"no record\n", b"\xff\n"):
+        (phase.run / "metrics.jsonl").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"metrics.jsonl is damaged: .* Remove .*policy: it is made again"):
+            WayResults(options, Runner(tmp_path, [])).lines(phase)
 
 
 def test_a_named_suite_is_no_reason_that_imagination_gained(tmp_path: Path) -> None:
