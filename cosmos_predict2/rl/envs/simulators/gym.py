@@ -280,9 +280,9 @@ def spec_of(env_id: str) -> Any:
         raise ConfigError(f"gymnasium has no environment '{env_id}': {error}. {cure}.") from error
     except gymnasium.error.Error as error:
         what = str(error).partition(". ")[0].rstrip(".")  # behind it, it offers Hopper for Nope
-        cure = " Install the package that registers it, and name its module: gym:MODULE:ID, or --import MODULE."
-        cure = alike(name, gymnasium.registry, cutoff=0.8) or cure
-        raise ConfigError(f"gymnasium has no environment '{env_id}': {what}.{cure}") from error
+        what += f".{alike(name, gymnasium.registry, cutoff=0.8)}"
+        cure = "Install the package that registers it, and name its module: gym:MODULE:ID, or --import MODULE"
+        raise ConfigError(f"gymnasium has no environment '{env_id}': {what} {cure}.") from error
 
 
 def for_workers(env_id: str) -> Any:
