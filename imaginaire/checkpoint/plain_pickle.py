@@ -256,13 +256,13 @@ _ARRAY_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"} | _ARRAYS
 _DTYPE_KINDS = "biufSU"  # of dtypes: numbers and texts
 
 
-def read_arrays(content: bytes) -> Any:
+def read_arrays(content: bytes, most_steps: int | None = None) -> Any:
     """The value of a pickle that may hold NumPy's arrays and scalars, of numbers and texts; object arrays are lists.
 
     Raises as `read` does; ValueError also where an array does not have the bytes that it needs.
     """
     try:
-        return _plain(read(content, _ARRAY_NAMES.__contains__), {})
+        return _plain(read(content, _ARRAY_NAMES.__contains__, most_steps), {})
     except TypeError as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:
@@ -299,7 +299,7 @@ def _read_plain(value: Any, known: dict[int, Any]) -> Any:
     if value.name.endswith("_frombuffer"):
         data, dtype, shape, order = value.args
         return _array(data, _dtype(dtype), shape, order)
-    raise ValueError(f"{value.name} stands where a value is expected")
+    raise Refused(f"a call of {value.name} in the place of a value")
 
 
 def _array(data: Any, dtype: numpy.dtype[Any], shape: Any, order: Any) -> NDArray[Any]:
@@ -319,5 +319,5 @@ def _dtype(made: Any) -> numpy.dtype[Any]:
     state = made.state if isinstance(made.state, tuple) else (3, "|")
     dtype = numpy.dtype(_text(made.args[0]))
     if dtype.kind not in _DTYPE_KINDS:
-        raise ValueError(f"an array of dtype {dtype}")
+        raise Refused(f"an array of {dtype}")
     return dtype.newbyteorder(">") if state[1] == ">" else dtype
