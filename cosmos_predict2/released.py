@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from imaginaire import storage
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError, near, raised_as
 from imaginaire.storage.hub import absent
 
 DEFAULT_DIR = "checkpoints"
@@ -189,10 +189,8 @@ def environment_settings() -> dict[str, str]:
     """``checkpoints`` and ``text_encoder`` as ``COSMOS_PREDICT2_ARGS`` sets them now; one that it does not set is left
     out."""
     text = os.environ.get(SETTINGS_VARIABLE, "")
-    try:
+    with raised_as(ConfigError, f"{SETTINGS_VARIABLE}={text!r} cannot be split into words", ValueError):
         words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{SETTINGS_VARIABLE}={text!r} cannot be split into words: {error}.") from error
     settings: dict[str, str] = {}
     while words:
         flag, equals, value = words.pop(0).partition("=")

@@ -22,7 +22,7 @@ from examples import video2world_action
 from examples.video2world_action import parse
 from imaginaire import foreign_json
 from imaginaire.command_line import Help, Parser
-from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.errors import ConfigError, UserError, near, raised_as
 
 MODEL = "robot/action-cond"  # the published name, after a size
 UNUSED = {"name", "inference_type", "reverse", "model", "output_dir"}  # say nothing that changes a video here
@@ -64,10 +64,8 @@ def text_of(value: Any) -> str:
 
 
 def read_settings(path: str) -> dict[str, Any]:
-    try:
+    with raised_as(ConfigError, f"-i {path} cannot be read as settings", OSError, ValueError):
         return foreign_json.load_object(Path(path))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"-i {path} cannot be read as settings: {error}.") from error
 
 
 def main(arguments: list[str] | None = None) -> int:

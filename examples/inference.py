@@ -24,7 +24,7 @@ from cosmos_predict2.world_model.options import Settings, VideoForm, VideoReques
 from examples import video2world
 from examples.video2world import INFERENCE_TYPES, Jobs, Program
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, DataError, UserError, near
+from imaginaire.errors import ConfigError, DataError, UserError, near, raised_as
 
 GUIDANCE = 3.0  # the published default, of samples; the tiny model has none
 FIELDS: dict[str, type] = {
@@ -89,14 +89,12 @@ def samples_in(paths: Sequence[str]) -> Iterator[tuple[str, Path, Mapping[str, A
     import yaml
 
     for path in map(Path, paths):
-        try:
+        with raised_as(DataError, f"-i {path} cannot be read as samples", OSError, ValueError, yaml.YAMLError):
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".jsonl":
                 found = [foreign_json.loads(line) for line in text.splitlines() if line.strip()]
             else:
                 found = yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else foreign_json.loads(text)
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise DataError(f"-i {path} cannot be read as samples: {error}.") from error
         samples = found if isinstance(found, list) else [found]
         if not samples or not all(isinstance(sample, dict) for sample in samples):
             raise DataError(f"-i {path} must hold a sample, {{name, inference_type, prompt, ...}}, or a list of them.")

@@ -4,7 +4,9 @@
 import difflib
 import errno
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -46,6 +48,17 @@ def first_line(error: BaseException) -> str:
     """The class of an error of others, and how its text begins."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+@contextmanager
+def raised_as(kind: type[UserError], what: str | Path, *causes: type[Exception], cure: str = "") -> Iterator[None]:
+    """A context in which errors of these classes become one of ``kind``: what went wrong, the reason, and the cure."""
+    try:
+        yield
+    except causes as error:
+        reason = repr(error) if isinstance(error, KeyError) else str(error) or type(error).__name__
+        end = "" if reason.endswith((".", "?")) else "."
+        raise kind(f"{what}: {reason}{end} {cure}".rstrip()) from error
 
 
 def near(name: str, known: Iterable[str], limit: int = 12) -> str:

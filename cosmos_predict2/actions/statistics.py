@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cosmos_predict2.actions.transforms import UNKNOWN, ActionContract, ActionTransform, KnownRange, with_known_ranges
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, DataError, UserError, listed, near
+from imaginaire.errors import ConfigError, DataError, UserError, listed, near, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +128,8 @@ def sampled_statistics(
 
 def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatistics:
     """The statistics of a file; ``name``: of which data set, where it has several."""
-    try:
+    with raised_as(DataError, f"{path} cannot be read as statistics", OSError, ValueError):
         content = foreign_json.load(Path(path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as statistics: {error}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}; statistics are an object with 'action'.")
     if "action" not in content:

@@ -25,7 +25,7 @@ from cosmos_predict2.actions.rotations import (
     matrix_to_rot6d,
 )
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, near, raised_as
 
 Floats = NDArray[numpy.float64]
 Accumulate = str | int | None
@@ -219,10 +219,8 @@ class ActionTransform:
 
     @classmethod
     def from_json(cls, text: str) -> "ActionTransform":
-        try:
+        with raised_as(ConfigError, "action_transform is no JSON", ValueError):
             row = foreign_json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"action_transform is no JSON: {error}.") from error
         if not isinstance(row, Mapping):
             raise ConfigError(f"action_transform is {row!r}; an object with kind and scale is expected.")
         return cls.from_dict(row)
@@ -423,10 +421,8 @@ def check_poses(states: ArrayLike, gripper: ArrayLike) -> tuple[Floats, Floats]:
 
 def _table(values: ArrayLike, what: str, least: int) -> Floats:
     """Rows of at least so many finite numbers."""
-    try:
+    with raised_as(DataError, f"'{what}' is not rows of equally many numbers", TypeError, ValueError):
         table = numpy.asarray(values, dtype=numpy.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"'{what}' is not rows of equally many numbers: {error}") from error
     if table.size == 0:
         return numpy.empty((0, least))
     if table.ndim != 2 or table.shape[1] < least:
@@ -438,10 +434,8 @@ def _table(values: ArrayLike, what: str, least: int) -> Floats:
 
 
 def _vector(values: ArrayLike) -> Floats:
-    try:
+    with raised_as(DataError, "The gripper states are not numbers", TypeError, ValueError):
         vector = numpy.asarray(values, dtype=numpy.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"The gripper states are not numbers: {error}") from error
     if vector.ndim == 2 and vector.shape[1] == 1:
         vector = vector[:, 0]
     if vector.ndim != 1:

@@ -23,7 +23,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, below, json_in, names_at, shape_of
 from imaginaire.distributed.parallel import is_dtensor
-from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.errors import CheckpointError, ConfigError, near, raised_as
 
 _PREFIXES = ("base_model.model.", "transformer.", "model.diffusion_model.", "diffusion_model.", "net.", "net_ema.")
 # kohya's names: a prefix, then the layer with "_" for each "."; these words have one of their own.
@@ -161,10 +161,8 @@ def _of_a_network(path: str, source: Mapping[str, Tensor], alpha: float | None, 
     known = agreed_alpha(path, card.lora_alpha, alpha)
     if known is None:
         raise CheckpointError(_no_alpha(path))
-    try:
+    with raised_as(CheckpointError, path, CheckpointError):
         chosen = weights.select(weights.renamed(source, clean_name), which)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
     factors = weights.renamed(chosen, lambda name: name if ".lora_" in name else None)
     found = _adapter(path, factors, None, known)
     matrices = {f"{layer}.base_layer.weight": layer for layer in found.layers}
@@ -313,11 +311,9 @@ def _diffusers_settings(metadata: Mapping[str, str], file: str) -> PeftSettings 
     transformer's own without it. None where there is nothing, as in its older files."""
     if DIFFUSERS_KEY not in metadata:
         return None
-    try:
+    with raised_as(CheckpointError, f"{file}: its {DIFFUSERS_KEY} cannot be read", ValueError, AttributeError):
         config = foreign_json.loads(metadata[DIFFUSERS_KEY])
         own = {key.removeprefix("transformer."): config[key] for key in config if key.startswith("transformer.")}
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{file}: its {DIFFUSERS_KEY} cannot be read: {error}.") from error
     return PeftSettings.of(own or config, f"{file} ({DIFFUSERS_KEY})")
 
 

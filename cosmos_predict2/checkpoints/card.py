@@ -50,7 +50,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.buildable import buildable, recorded, shipped
 from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at, shape_of
 from imaginaire.config.lazy_config import plain_data, to_data
-from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.errors import CheckpointError, ConfigError, DataError, raised_as
 from imaginaire.renamed import RENAMED
 
 log = logging.getLogger(__name__)
@@ -310,11 +310,9 @@ def _json_of(key: str, path: str, source: Mapping[str, Tensor], header: Mapping[
         text = bytes(source[key].detach().cpu().to(torch.uint8).tolist()).decode(errors="replace")
     else:
         return {}
-    try:
+    with raised_as(CheckpointError, f"{path}: its '{key}' cannot be read", ValueError):
         tree = foreign_json.loads(text)
         foreign_json.refuse_interpolations(tree, key)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: its '{key}' cannot be read: {error}") from error
     if not isinstance(tree, dict):
         raise CheckpointError(f"{path}: its '{key}' cannot be read: an object was expected.")
     return tree

@@ -23,7 +23,7 @@ from cosmos_predict2.released import NETWORKS, describe_missing, download_comman
 from imaginaire import storage
 from imaginaire.checkpoint import weight_files, weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at, shape_of
-from imaginaire.errors import CheckpointError, listed
+from imaginaire.errors import CheckpointError, listed, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,8 @@ def network_of(source: Mapping[str, Tensor], path: str, which: str = "auto") -> 
     source = weights.renamed(source, clean_name)
     if is_diffusers(source):
         return _from_diffusers(source, path, which)
-    try:
+    with raised_as(CheckpointError, path, CheckpointError):
         return weights.select(source, which)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def clean_name(name: str) -> str:

@@ -22,7 +22,7 @@ from cosmos_predict2.data.video.media import read_image
 from cosmos_predict2.tokenizers.sizes import size_problem
 from imaginaire import foreign_json, storage
 from imaginaire.data.facts import DataFacts, known
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, raised_as
 from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 TRUE_FRAMES_KEY = "num_true_frames"  # of a sample: how many of its frames are true; the others only fill its clip
@@ -132,10 +132,8 @@ def read_prompts(path: str) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _parsed(place: str, text: str) -> dict[str, Any]:
-    try:
+    with raised_as(DataError, f"{place} is no JSON", ValueError):
         line = foreign_json.loads(text)
-    except ValueError as fault:
-        raise DataError(f"{place} is no JSON: {fault}.") from fault
     if not isinstance(line, dict) or not isinstance(line.get("prompt"), str) or not line["prompt"].strip():
         raise DataError(f'{place} has no prompt; expected is {{"prompt": "...", "image": "...", "action": [[...]]}}.')
     return line
@@ -148,10 +146,8 @@ def _check_line(place: str, line: Mapping[str, Any], has_image: bool, shape: tup
         raise DataError(f"{place} has {'no image' if has_image else 'an image'}, but the first line is otherwise.")
     if shape is None:
         return
-    try:
+    with raised_as(DataError, f"{place} has no action of {shape[0]} rows of {shape[1]} numbers", TypeError, ValueError):
         found = tuple(torch.tensor(line.get("action"), dtype=torch.float32).shape)
-    except (TypeError, ValueError) as fault:
-        raise DataError(f"{place} has no action of {shape[0]} rows of {shape[1]} numbers: {fault}.") from fault
     if found != shape:
         raise DataError(
             f"{place} has an action {list(found)}, but a clip of {shape[0] + 1} frames needs {list(shape)}."

@@ -26,7 +26,7 @@ from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, caption_hash, find_embedding_dir
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire import foreign_json, storage
-from imaginaire.errors import ConfigError, DataError, listed, near
+from imaginaire.errors import ConfigError, DataError, listed, near, raised_as
 from imaginaire.storage.object_store import StrPath
 
 log = logging.getLogger(__name__)
@@ -363,10 +363,8 @@ class CaptionFiles:
         path = self.folder / f"{stem}{self._suffix}"
         if self._suffix == ".txt":
             return read_caption(path)
-        try:
+        with raised_as(DataError, f"{path} cannot be read as JSON", OSError, ValueError):
             content = foreign_json.load(path)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read as JSON: {error}.") from error
         found = dict(_texts(content))
         if self._prompt_type not in found:
             raise DataError(

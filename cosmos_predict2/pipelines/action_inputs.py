@@ -39,7 +39,7 @@ from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.pipelines.evaluation_data import require_same_actions, warn_of_other_range
 from cosmos_predict2.pipelines.recorded_run import own_arguments
 from cosmos_predict2.world_model.options import LoadActions, Reading
-from imaginaire.errors import DataError, near
+from imaginaire.errors import DataError, near, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -96,14 +96,12 @@ def read_episode(annotation_path: str, reading: Reading, video: str = "", root: 
     """
     path = Path(annotation_path)
     annotation = read_annotation(path)
-    try:
+    with raised_as(DataError, annotation_path, DataError):
         video = video or _named_video(annotation, path, reading.camera, root)
         if reading.load is not None:
             return _episode_of_own_code(reading.load, annotation, video, reading)
         raw = raw_actions(annotation, reading)
         actions = torch.from_numpy(reading.transform.apply(raw.rows)).float()
-    except DataError as error:
-        raise DataError(f"{annotation_path}: {error}") from error
     given = _first_frames(video, raw, reading, annotation_path)
     return ActionInput(given, actions, raw.source, video, raw.frames.tolist(), fps=_rate(video, reading))
 
@@ -197,10 +195,8 @@ def _rows(annotation: dict[str, Any], reading: Reading) -> tuple[str, Floats]:
 
 
 def _table(values: Any, key: str) -> Floats:
-    try:
+    with raised_as(DataError, f"'{key}' is not rows of equally many numbers", TypeError, ValueError):
         table = numpy.asarray(values, dtype=numpy.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"'{key}' is not rows of equally many numbers: {error}.") from error
     if table.ndim != 2:
         raise DataError(f"'{key}' has the shape {list(table.shape)}; it needs rows of numbers.")
     if not (is_finite := numpy.isfinite(table)).all():
@@ -338,10 +334,8 @@ class LeRobotRecordings:
         if place not in data.recordings:
             missing = ", ".join(map(str, source.missing_files(own.camera, [place])))
             raise DataError(f"{name}: its files are missing: {missing}.")
-        try:
+        with raised_as(DataError, name, DataError):
             frames = chosen_frames(int(source.episodes.lengths[place]), reading, stride=data.stride)
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error
         fit = None if reading.size is None else partial(stretch, size=reading.size)
         first = source.frames(place, own.camera, frames[: reading.num_given].tolist(), fit=fit)
         size = (first.shape[2] // len(cameras_in(own.camera)), first.shape[3])  # of each view

@@ -13,7 +13,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.data.views import stacked
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, brought_to_size, input_files
 from cosmos_predict2.text.prompt_embeddings import read_constant_embedding
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, raised_as
 
 EMBEDDINGS = ".pt"  # of prompts: a file of embeddings [1, V * tokens, width]
 
@@ -85,10 +85,8 @@ def prompt_of_file(path: str, num_views: int) -> str:
     """The prompt of a .txt with a line for each view, of which empty ones have no text; any other prompt as it is."""
     if not path.endswith(".txt"):
         return path
-    try:
+    with raised_as(DataError, f"--prompt {path} cannot be read", OSError, UnicodeDecodeError):
         lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--prompt {path} cannot be read: {error}.") from error
     if len(lines) != num_views or not any(lines):
         raise ConfigError(
             f"--prompt {path} has {len(lines)} lines for {num_views} views: one for each, empty for none."

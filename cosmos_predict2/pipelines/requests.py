@@ -26,7 +26,7 @@ from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weight_files
 from imaginaire.config.lazy_config import to_yaml
-from imaginaire.errors import ConfigError, DataError, UserError, near
+from imaginaire.errors import ConfigError, DataError, UserError, near, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +94,10 @@ def read_batch(path: str, defaults: VideoRequest, *, shares_input: bool = False)
     Relative paths count from the working directory. What an entry does not name is taken from ``defaults``, its input
     where ``shares_input``; its ``output_video`` is ``output_<i>.mp4`` in the folder of the default.
     """
-    try:
+    with raised_as(DataError, f"The batch file {path} cannot be read as JSON", OSError, ValueError):
         text = Path(path).read_text(encoding="utf-8")
         lines = [line for line in text.splitlines() if line.strip()]
         entries = [foreign_json.loads(line) for line in lines] if path.endswith(".jsonl") else foreign_json.loads(text)
-    except (OSError, ValueError) as error:
-        raise DataError(f"The batch file {path} cannot be read as JSON: {error}.") from error
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"The batch file {path} must hold a list of objects with input_video, prompt, output_video.")
     requests, problems = [], []

@@ -22,7 +22,7 @@ from cosmos_predict2.text.bytes_encoder import prompt_list
 from cosmos_predict2.text.embeddings.pickles import padded, trimmed
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weight_files
-from imaginaire.errors import DataError, near
+from imaginaire.errors import DataError, near, raised_as
 from imaginaire.storage.object_store import StrPath
 
 FORMAT = "prompt-embeddings-1"
@@ -95,11 +95,9 @@ def read_prompt_embeddings(path: StrPath) -> PromptEmbeddings:
 @contextmanager
 def _opened(path: StrPath) -> Iterator[Any]:
     local = storage.local_copy(path)
-    try:
+    with raised_as(DataError, f"{path} cannot be read as safetensors", SafetensorError, OSError, cure=_CURE):
         with safe_open(local, framework="pt") as file:
             yield file
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} cannot be read as safetensors ({error}). {_CURE}") from error
 
 
 def _header(file: Any, path: StrPath) -> Header:

@@ -18,7 +18,7 @@ from cosmos_predict2.tokenizers.sizes import LatentGrid
 from cosmos_predict2.tokenizers.wan_network import LATENTS_MEAN, LATENTS_STD, Past, WanConfig, WanVAE, to_diffusers_name
 from imaginaire import storage
 from imaginaire.checkpoint import weights
-from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.errors import CheckpointError, ConfigError, near, raised_as
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.training.memory import free_memory
 
@@ -240,10 +240,8 @@ def _sizes(config: Mapping[str, Any]) -> WanConfig:
     for key in config:
         if key not in known:
             raise ConfigError(f"tokenizer.config has no '{key}'.{near(str(key), known)}")
-    try:
+    with raised_as(ConfigError, "tokenizer.config", ValueError):
         return WanConfig(**config)
-    except ValueError as error:
-        raise ConfigError(f"tokenizer.config: {error}") from error
 
 
 def _split_first(x_B_C_F_H_W: Tensor, window: int) -> list[Tensor]:

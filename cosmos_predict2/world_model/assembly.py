@@ -31,7 +31,7 @@ from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall
 from imaginaire.distributed import parallel
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import CheckpointError, ConfigError, raised_as
 from imaginaire.findings import CheckContext, Checked
 from imaginaire.optim import lora
 
@@ -337,10 +337,8 @@ def attention_problem(net: Mapping[str, Any], device: torch.device, dtype: torch
 
 def settle_attention(net: DiT, device: torch.device, dtype: torch.dtype) -> None:
     """Choose the attention operator, hold it against torch's on the real head size, and say which it is."""
-    try:
+    with raised_as(ConfigError, f"net.atten_backend={net.atten_backend}", ImportError, ValueError):
         choice = net.choose_attention(device=device, dtype=dtype)
         check_attention(choice.op, net.head_dim, device, dtype)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"net.atten_backend={net.atten_backend}: {error}") from error
     why = f"; {choice.reason}" if choice.reason else ""
     log.info("attention: %s (asked: %s%s)", choice.name, net.atten_backend, why)

@@ -15,7 +15,7 @@ from cosmos_predict2.nn.wan_dit import WanDiT
 from cosmos_predict2.tokenizers.sizes import pixel_frames
 from imaginaire.buildable import target_of
 from imaginaire.config.schema import Section, above, at_least, one_of
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, raised_as
 
 CONDITION_LOCATIONS = ("first_random_n", "ref_cam", "any_cam", "no_cam")
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -205,7 +205,5 @@ class Video2WorldActionPipelineConfig(Video2WorldPipelineConfig):
         """The transform that is set, as an object."""
         if self.action_transform is None:
             return None
-        try:
+        with raised_as(ConfigError, "pipe_config.action_transform", TypeError, ValueError):
             return ActionTransform.from_dict(self.action_transform)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"pipe_config.action_transform: {error}") from error

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, load_plain, read_arrays, refused_object
-from imaginaire.errors import CheckpointError, ConfigError, first_line, listed, near
+from imaginaire.errors import CheckpointError, ConfigError, first_line, listed, near, raised_as
 from imaginaire.storage import hub
 from imaginaire.storage.hub import absent
 from imaginaire.storage.object_store import StrPath
@@ -129,10 +129,8 @@ def json_in(address: str, name: str) -> dict[str, Any]:
     """The object in a JSON file of a local, remote or hub folder; {} where there is no such file."""
     if name not in names_at(address):
         return {}
-    try:
+    with raised_as(CheckpointError, f"{address}/{name} cannot be read", ValueError):
         return foreign_json.load_object(local_file(below(address, name)))
-    except ValueError as error:
-        raise CheckpointError(f"{address}/{name} cannot be read: {error}.") from error
 
 
 def is_hub(address: str) -> bool:

@@ -31,7 +31,7 @@ from imaginaire.buildable import describe, locate, name_of, signature, target_of
 from imaginaire.config import nodes
 from imaginaire.config.nodes import OBJECTS, fields_of, full_key, is_config_class, is_empty, join, typed_class
 from imaginaire.config.schema import Config
-from imaginaire.errors import ConfigError, UserError
+from imaginaire.errors import ConfigError, UserError, raised_as
 from imaginaire.renamed import KEYS
 
 LazyDict = DictConfig
@@ -200,10 +200,8 @@ def load_yaml(path: str | Path, declared: type | None = None) -> Any:
 
     ``declared`` is the class of the root, where the file does not name one.
     """
-    try:
+    with raised_as(ConfigError, f"{path} cannot be read", OSError, UnicodeDecodeError):
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
     return from_yaml(text, str(path), declared)
 
 

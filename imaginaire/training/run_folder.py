@@ -17,7 +17,7 @@ from typing import IO, Any
 from imaginaire import distributed, storage
 from imaginaire import log as logs
 from imaginaire.config.lazy_config import plain_data
-from imaginaire.errors import CheckpointError, ConfigError, UserError
+from imaginaire.errors import CheckpointError, ConfigError, UserError, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +32,11 @@ _locked: set[str] = set()  # a second lock of one process would replace the firs
 def check_writable(path: str) -> None:
     """Raise when the run folder cannot be written: better now than at the first save. Nothing is left of the trial."""
     place = path if storage.is_remote(path) else str(storage.nearest_folder(path))
-    try:
+    cure = "Set IMAGINAIRE_OUTPUT_ROOT to a place that can, or change job.name."
+    with raised_as(CheckpointError, f"The run folder {path} cannot be written", OSError, cure=cure):
         probe = storage.join(place, f".write-probe-{uuid.uuid4().hex}")
         storage.write_bytes(probe, b"x")
         storage.remove(probe)
-    except OSError as error:
-        raise CheckpointError(
-            f"The run folder {path} cannot be written: {error}. Set IMAGINAIRE_OUTPUT_ROOT to a place that can, or "
-            "change job.name."
-        ) from error
 
 
 class RunFolder:
@@ -87,10 +83,8 @@ def _lock(path: str) -> IO[str] | None:
     name = os.path.abspath(storage.join(path, "run.lock"))
     if name in _locked:
         raise ConfigError(f"The run folder {path} is in use by this process: close() its other trainer first.")
-    try:
+    with raised_as(ConfigError, f"{name} cannot be opened", OSError, cure="Give this run another job.name."):
         file = open(name, "a+")  # noqa: SIM115 - held as long as the run
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be opened: {error}. Give this run another job.name.") from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock not shared with forked workers
     except OSError as error:

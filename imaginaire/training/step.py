@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from imaginaire import distributed
 from imaginaire.config.schema import TrainerConfig
 from imaginaire.distributed import parallel
-from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.errors import ConfigError, TrainingError, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +94,8 @@ class StepGuard:
 
 def grad_scaler(device: torch.device, arguments: dict[str, Any]) -> torch.amp.GradScaler:
     """The scaler of ``trainer.grad_scaler_args``."""
-    try:
+    with raised_as(ConfigError, f"trainer.grad_scaler_args={arguments}", TypeError, ValueError, AssertionError):
         return torch.amp.GradScaler(device.type, **arguments)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"trainer.grad_scaler_args={arguments}: {error}.") from error
 
 
 class Timers:

@@ -49,7 +49,7 @@ from cosmos_predict2.data.video.clips import Clip, open_clip, probe
 from cosmos_predict2.data.views import cameras_in
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.data.facts import DataFacts, known, with_defaults
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, near, raised_as
 from imaginaire.findings import CheckContext, Finding, error, errors, refusals
 
 MODES = ("train", "val", "test")
@@ -260,10 +260,8 @@ class BridgeSource(Source):
     def actions(self, i: int, frames: NDArray[numpy.int64]) -> Floats:
         assert self.form is not None
         poses = self.recordings.poses(i)[frames]
-        try:
+        with raised_as(DataError, self.recordings.path(i), DataError):
             return pose_differences(poses[:, :6], poses[:, 6], **self.form)
-        except DataError as error:
-            raise DataError(f"{self.recordings.path(i)}: {error}") from error
 
     def states(self, i: int, frames: NDArray[numpy.int64]) -> Floats | None:
         return self.recordings.poses(i)[frames] if self.with_state else None
@@ -273,13 +271,9 @@ class BridgeSource(Source):
         if self.text_shape is None:
             return Text(caption)
         path = self.recordings.path(i).with_suffix(".npy")
-        try:
+        cure = "load_t5_embeddings=True needs one beside every annotation; without it the text is zeros."
+        with raised_as(DataError, f"{path} is not an embedding that can be read", OSError, ValueError, cure=cure):
             rows = torch.from_numpy(numpy.atleast_2d(numpy.load(path, allow_pickle=False).squeeze())).float()
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path} is not an embedding that can be read ({error}). load_t5_embeddings=True needs one beside"
-                " every annotation; without it the text is zeros."
-            ) from error
         num_tokens, width = self.text_shape
         if rows.ndim != 2 or rows.shape[1] != width or not torch.isfinite(rows).all():
             raise DataError(

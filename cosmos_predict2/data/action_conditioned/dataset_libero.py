@@ -44,7 +44,7 @@ from cosmos_predict2.data.views import AND, cameras_in, stacked
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.data.facts import DataFacts, known, with_defaults
-from imaginaire.errors import ConfigError, DataError, near, optional_module
+from imaginaire.errors import ConfigError, DataError, near, optional_module, raised_as
 from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 log = logging.getLogger(__name__)
@@ -397,11 +397,9 @@ def is_validation(number: int, val_every: int) -> bool:
 def opened(file: Path) -> Iterator[Any]:
     """The HDF5 file, open for reading. Opened anew each time: a forked worker must not share a handle."""
     h5py = optional_module("h5py", "data")
-    try:
+    with raised_as(DataError, f"{file} is not an HDF5 file that can be read", OSError, KeyError, RuntimeError):
         with h5py.File(file, "r", locking=False) as content:
             yield content
-    except (OSError, KeyError, RuntimeError) as error:
-        raise DataError(f"{file} is not an HDF5 file that can be read: {error}") from error
 
 
 def _columns(demo: Demo, *keys: str) -> list[Floats]:

@@ -20,7 +20,7 @@ import numpy
 from cosmos_predict2.actions.transforms import Floats, check_poses
 from cosmos_predict2.data.samples import PackedStrings
 from imaginaire import foreign_json
-from imaginaire.errors import DataError, near
+from imaginaire.errors import DataError, near, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -143,12 +143,10 @@ def recording_of(
     camera_ids: Sequence[int] = (0,),
 ) -> BridgeAnnotation:
     """The recording of an annotation file with this content."""
-    try:
+    with raised_as(DataError, path, DataError):
         keys = (state_key, gripper_key)
         poses, gripper = check_poses(*(field_of(annotation, key, "See state_key and gripper_key.") for key in keys))
         videos = tuple(video_of(annotation, camera, "See cam_ids.") for camera in camera_ids)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
     names = [annotation.get(key) for key in ("episode_id", "original_path")]
     names += [_metadata(annotation).get(key) for key in ("episode_id", "segment_id")]
     key = next((str(name) for name in names if name not in (None, "")), path.stem)
@@ -162,10 +160,8 @@ def recording_of(
 
 
 def read_annotation(path: Path) -> dict[str, Any]:
-    try:
+    with raised_as(DataError, f"{path} is not an annotation that can be read", OSError, ValueError):
         return foreign_json.load_object(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not an annotation that can be read: {error}") from error
 
 
 def _metadata(annotation: dict[str, Any]) -> dict[str, Any]:

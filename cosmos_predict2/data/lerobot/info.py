@@ -17,7 +17,7 @@ import numpy
 from numpy.typing import NDArray
 
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, DataError, listed, near
+from imaginaire.errors import ConfigError, DataError, listed, near, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +112,8 @@ def read_info(root: Path) -> Info:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds."""
-    try:
+    with raised_as(DataError, f"{path} cannot be read", OSError, ValueError):
         return foreign_json.load_object(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
 
 
 def choose_episodes(

@@ -29,7 +29,7 @@ from cosmos_predict2.data.lerobot.info import Info
 from cosmos_predict2.data.lerobot.tables import UNFINISHED, inside, opened
 from cosmos_predict2.data.samples import PackedStrings
 from imaginaire import foreign_json
-from imaginaire.errors import DataError
+from imaginaire.errors import DataError, raised_as
 
 _DATA = ("data/chunk_index", "data/file_index", "dataset_from_index")
 _VIDEO = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
@@ -178,10 +178,8 @@ def _tasks_v2(root: Path) -> dict[int, str]:
     path = root / "meta" / "tasks.jsonl"
     if not path.is_file():
         return {}
-    try:
+    with raised_as(DataError, f"{path}: a line lacks 'task_index' or 'task'", KeyError, TypeError, ValueError):
         return {int(entry["task_index"]): str(entry["task"]).strip() for entry in read_lines(path)}
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: a line lacks 'task_index' or 'task' ({error}).") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

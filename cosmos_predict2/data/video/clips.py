@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.video import media
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, near, raised_as
 from imaginaire.storage.object_store import StrPath
 
 DECODERS = ("pyav", "decord", "torchcodec")
@@ -374,12 +374,9 @@ def _loaded(module: str) -> Any:
         raise ConfigError(f"{name} is installed, but cannot be loaded: {error} Use decoder=pyav.") from error
 
 
-@contextmanager
-def _explained(path: StrPath) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # each decoder has errors of its own: any of them is about this file
-        raise DataError(f"{path} is not a video that can be decoded: {error}") from error
+def _explained(path: StrPath) -> AbstractContextManager[None]:
+    """Each decoder has errors of its own: any of them is about this file."""
+    return raised_as(DataError, f"{path} is not a video that can be decoded", Exception)
 
 
 # ---- what all decoders share -----------------------------------------------------------------------------------------

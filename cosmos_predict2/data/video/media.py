@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from imaginaire import storage
-from imaginaire.errors import CheckpointError, DataError, missing_package
+from imaginaire.errors import CheckpointError, DataError, missing_package, raised_as
 from imaginaire.storage.object_store import StrPath
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -160,14 +160,12 @@ def opened_video(path: StrPath) -> Iterator[Any]:
     """The container of an existing video; the decoder's errors become ours."""
     av = _av()
     local = _existing(path, VIDEO_SUFFIXES, "video")
-    try:
+    with raised_as(DataError, f"{path} is not a video that can be decoded", av.FFmpegError, OSError):
         with av.open(str(local)) as container:
             if not container.streams.video:
                 raise DataError(f"{path} has no video stream.")
             container.streams.video[0].thread_type = "AUTO"
             yield container
-    except (av.FFmpegError, OSError) as error:
-        raise DataError(f"{path} is not a video that can be decoded: {error}") from error
 
 
 def decoded_frames(container: Any, path: StrPath) -> Iterator[Any]:
@@ -295,7 +293,7 @@ def write_video(path: StrPath, video: Tensor, fps: float | Fraction) -> None:
     if num_frames == 0 or height == 0 or width == 0:
         raise DataError(f"{path}: a video of {num_frames} frames of {height}x{width} pixels cannot be written.")
     encoded = io.BytesIO()
-    try:
+    with raised_as(DataError, f"{path}: {num_frames} frames of {height}x{width} cannot be encoded", av.FFmpegError):
         with av.open(encoded, "w", format="mp4") as container:
             stream = mp4_stream(container, rate, height + height % 2, width + width % 2)
             codec = stream.codec_context
@@ -309,8 +307,6 @@ def write_video(path: StrPath, video: Tensor, fps: float | Fraction) -> None:
                 frame.pts, frame.time_base = i, 1 / rate
                 container.mux(stream.encode(frame))
             container.mux(stream.encode())
-    except av.FFmpegError as error:
-        raise DataError(f"{path}: {num_frames} frames of {height}x{width} cannot be encoded: {error}") from error
     _write_bytes(path, encoded)
 
 

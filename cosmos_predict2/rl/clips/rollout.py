@@ -30,7 +30,7 @@ from cosmos_predict2.world_model.objectives import FLOW_SOLVER, Objective
 from cosmos_predict2.world_model.options import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import random
-from imaginaire.errors import ConfigError, DataError, TrainingError
+from imaginaire.errors import ConfigError, DataError, TrainingError, raised_as
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,8 @@ def _chain(rl: RLConfig, solver: str, sigmas: Tensor, window: Collection[int] | 
         order = cast(Literal["1euler", "2ab"], rl.solver_option)
         return ChurnChain(sigmas.tolist(), rl.s_churn, order, rl.s_noise, rl.s_t_min, rl.s_t_max, window)
     times = sigmas if solver == FLOW_SOLVER else flow_time(sigmas)
-    try:
+    with raised_as(ConfigError, f"{KEY}.transition={rl.transition}, sample_steps={rl.sample_steps}", ValueError):
         return FlowChain(times.tolist(), rl.transition, rl.noise_level, window)
-    except ValueError as error:
-        raise ConfigError(f"{KEY}.transition={rl.transition}, sample_steps={rl.sample_steps}: {error}") from error
 
 
 def roll_out(

@@ -33,7 +33,7 @@ from cosmos_predict2.rl.envs.first_frames import FirstFrames, RecordedFacts
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
 from imaginaire.distributed.parallel import not_finite
-from imaginaire.errors import ConfigError, DataError, disk_fault, near
+from imaginaire.errors import ConfigError, DataError, disk_fault, near, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -186,10 +186,8 @@ class RecordedStarts:
     def recorded(self) -> RecordedFacts | None:
         """Facts of the recordings; None of published starts and of files that older versions wrote."""
         text = _metadata(self.path).get("recorded")
-        try:
+        with raised_as(DataError, f"{self.path}: its facts of the recordings are damaged", ValueError, TypeError):
             return None if text is None else RecordedFacts(**foreign_json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{self.path}: its facts of the recordings are damaged: {error!r}.") from error
 
     def _of_part(self, rows: list[tuple[int, dict[str, Any]]], part: str) -> list[tuple[int, dict[str, Any]]]:
         if part not in ANY_PART:
@@ -245,11 +243,9 @@ class RecordedStarts:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    try:
+    with raised_as(DataError, f"{path} cannot be read as starts, or is damaged", OSError, SafetensorError):
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} cannot be read as starts, or is damaged: {error}") from error
 
 
 def _file_of(path: Path, cache_dir: Path | None) -> Path:

@@ -22,7 +22,7 @@ from cosmos_predict2.rl.interfaces import EnvDefaults, VecEnv
 from imaginaire.buildable import buildable, completed, made, resolve
 from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import plain_data
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +110,8 @@ def _toy(
         raise ConfigError(f"--suite {suite} --setting {setting}: {cure}.")
     setting = setting or TOYS[suite]
     given = {"setting": setting, "split": split, **({"max_steps": max_steps} if max_steps else {})}
-    try:
+    with raised_as(ConfigError, "--setting", ValueError):
         tasks = tasks or [find_setting(setting, None)[0].task]
-    except ValueError as error:
-        raise ConfigError(f"--setting: {error}") from error
 
     def build(num_envs: int, policy: Any) -> VecEnv:
         width = {} if policy.action_dim is None else {"action_dim": policy.action_dim}

@@ -30,7 +30,7 @@ from cosmos_predict2.toy_world.physics import (
     success,
 )
 from cosmos_predict2.toy_world.rendering import render, render_wrist
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError, near, raised_as
 
 CHUNK = 12
 REWARD_ON = ("last", "each")
@@ -70,10 +70,8 @@ class ToyEnv(EnvDefaults):
         max_steps = self.setting.num_steps if num_steps is None else num_steps
         numbers = dict(num_tasks=self.tables.num_tasks, num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
         self._book = Book(num_envs, **numbers)
-        try:
+        with raised_as(ConfigError, f"action_dim={action_dim}", ValueError):
             action_layout(action_dim)
-        except ValueError as error:
-            raise ConfigError(f"action_dim={action_dim}: {error}") from error
         self.num_envs, self.action_dim = num_envs, action_dim
         sizes = dict(action_dim=action_dim, chunk=min(CHUNK, max_steps), max_steps=max_steps)
         self.metadata: Mapping[str, Any] = dict(suite="toy", **sizes, num_tasks=self._book.num_tasks)

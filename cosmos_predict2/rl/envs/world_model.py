@@ -41,7 +41,7 @@ from cosmos_predict2.rl.interfaces import (
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import UNGUIDED, SamplingOptions
 from cosmos_predict2.world_model.world_model import to_uint8
-from imaginaire.errors import CheckpointError, ConfigError, DataError, near
+from imaginaire.errors import CheckpointError, ConfigError, DataError, near, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -453,7 +453,7 @@ class WorldModelEnv(EnvDefaults):
 
     def load_state(self, state: bytes) -> None:
         arrays = self._book.from_bytes(state, self._about)
-        try:
+        with raised_as(CheckpointError, "The state is not one of a world model's environment", KeyError, ValueError):
             self._previous[:], self._streak[:] = arrays["previous"], arrays["streak"]
             if "frames" in arrays:
                 place = "cpu" if self._is_away else self.device
@@ -461,8 +461,6 @@ class WorldModelEnv(EnvDefaults):
                 self._actions = torch.from_numpy(arrays["actions"])
             if "states" in arrays:
                 self._states = torch.from_numpy(arrays["states"])
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(f"The state is not one of a world model's environment: {error}") from error
         self._context = {
             name.removeprefix("context."): array.tolist() if array.dtype.kind == "U" else torch.from_numpy(array)
             for name, array in arrays.items()

@@ -31,7 +31,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.buildable import made, recorded, resolve, shipped
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, is_hub, latest, local_file, names_at, open_address
-from imaginaire.errors import CheckpointError, ConfigError, UserError, near
+from imaginaire.errors import CheckpointError, ConfigError, UserError, near, raised_as
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.training import provenance
 
@@ -223,11 +223,9 @@ def _card(address: str) -> PolicyCard:
         return public
     header = safetensors_header(address)
     if KEY in header:
-        try:
+        with raised_as(CheckpointError, f"{address}: its {KEY} cannot be read", ValueError, TypeError, KeyError):
             card = foreign_json.loads(header[KEY])
             return PolicyCard(str(card["policy"]), dict(card["arguments"]), dict(card["about"]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{address}: its {KEY} cannot be read: {error}") from error
     folder = run_folder(address)
     if folder and (result := result_of(folder)) != folder:  # another checkpoint of a clone
         return replace(_card(result), is_public=False)

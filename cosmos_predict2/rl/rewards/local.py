@@ -13,7 +13,7 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Clips, FrameReward, Reward, RewardDefaults, Scores, SeesPixels, Ticket
 from imaginaire import buildable
 from imaginaire.config import lazy_config
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -153,10 +153,8 @@ def _built(path: str, arguments: Mapping[str, Any], **optional: Any) -> Any:
         if arguments or not callable(found):
             raise ConfigError(f"'{path}' takes no arguments: a reward with arguments is a class with __call__.")
         return found
-    try:
+    with raised_as(ConfigError, f"The reward '{path}' could not be built", TypeError):  # it takes what was not given
         return buildable.made(found, arguments, f"The reward '{path}': ", **optional)
-    except TypeError as error:  # it takes what was not given
-        raise ConfigError(f"The reward '{path}' could not be built: {error}.") from error
 
 
 def _function_of(made: Any) -> ScoreFunction | None:

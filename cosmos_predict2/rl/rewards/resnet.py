@@ -22,7 +22,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.buildable import completed, resolve
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import shape_of
-from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.errors import CheckpointError, ConfigError, near, raised_as
 
 WIDTHS = (64, 64, 128, 256, 512)  # of the stem and the four stages
 THRESHOLD = 0.5
@@ -174,10 +174,8 @@ def read_classifier(path: str) -> tuple[SuccessClassifier, Mapping[str, Any]]:
         ["*.num_batches_tracked"], source=path, cure="Give the classifier's own file."
     )
     header = safetensors_header(path)
-    try:
+    with raised_as(CheckpointError, f"{path}: its {KEY} cannot be read", ValueError):
         recorded = foreign_json.loads(header.get(KEY, "{}"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: its {KEY} cannot be read: {error}") from error
     return model.eval(), recorded if isinstance(recorded, dict) else {}
 
 

@@ -30,7 +30,7 @@ from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.embeddings.pickles import LARGEST_BYTES, NUM_TOKENS, padded
 from cosmos_predict2.text.trained_text import encode_commands, parse_name
 from imaginaire import foreign_json, storage
-from imaginaire.errors import DataError
+from imaginaire.errors import DataError, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -188,10 +188,8 @@ def write_embedding(folder: Path, stem: str, rows: Tensor, form: str, replaced: 
 
 
 def _in_safetensors(content: bytes, path: str) -> Tensor:
-    try:
+    with raised_as(DataError, f"{path} cannot be read as safetensors", SafetensorError, cure="Write it again."):
         tensors = load(content)
-    except SafetensorError as error:
-        raise DataError(f"{path} cannot be read as safetensors ({error}). Write it again.") from error
     tensor = tensors.get(KEY, next(iter(tensors.values()))) if len(tensors) == 1 or KEY in tensors else None
     if tensor is None or tensor.ndim != 2 or not tensor.is_floating_point() or 0 in tensor.shape:
         found = ", ".join(f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors.items()) or "nothing"

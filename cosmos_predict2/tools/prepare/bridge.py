@@ -22,7 +22,7 @@ from cosmos_predict2.tools.jobs import run_jobs
 from cosmos_predict2.tools.prepare.records import RECORD, read_record, require_own, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked
 from imaginaire import storage
-from imaginaire.errors import DataError
+from imaginaire.errors import DataError, raised_as
 from imaginaire.log import Progress
 
 log = logging.getLogger(__name__)
@@ -167,12 +167,10 @@ class Remote:
 
 def look_up(url: str) -> Remote:
     """The size and version of a file, without fetching it."""
-    try:
+    with raised_as(DataError, f"{url} cannot be reached", *_BROKEN, ValueError, cure="Is there a network?"):
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT) as answer:
             length = answer.headers.get("Content-Length")
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-    except (*_BROKEN, ValueError) as error:
-        raise DataError(f"{url} cannot be reached: {error}. Is there a network?") from error
     return Remote(url, int(length) if length else None, version)
 
 

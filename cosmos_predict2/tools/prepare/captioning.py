@@ -19,7 +19,7 @@ from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import files_by_stem, require_files
 from cosmos_predict2.tools.jobs import Outcome, run_jobs
 from cosmos_predict2.tools.prepare.records import write_text
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,8 @@ class CaptionJob:
 
 def parse_command(command: str) -> tuple[str, ...]:
     """The words of the command; no shell will read them."""
-    try:
+    with raised_as(ConfigError, f"--command {command!r} cannot be split into words", ValueError):
         words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise ConfigError(f"--command {command!r} cannot be split into words: {error}.") from error
     if not words or not any(PLACE in word for word in words):
         raise ConfigError(
             f"--command {command!r} has no {PLACE}: write it where the clip goes, as in 'python captioner.py {PLACE}'."
@@ -126,10 +124,8 @@ def _ask(job: CaptionJob) -> str:
             f"{job.clip}: the captioner ended with exit code {process.returncode}"
             f"{': ' + last_words if last_words else ' and no message'}."
         )
-    try:
+    with raised_as(DataError, f"{job.clip}: what the captioner printed is not UTF-8", UnicodeDecodeError):
         caption = output.decode("utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{job.clip}: what the captioner printed is not UTF-8 ({error}).") from error
     if not caption:
         raise DataError(
             f"{job.clip}: the captioner printed nothing{'; its messages end: ' + last_words if last_words else ''}."

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from cosmos_predict2.rl.envs.scoring import Bounds
 from imaginaire import foreign_json
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, near, raised_as
 
 NUM_TASKS, TRIALS = 50, 10  # and the starts of each that the challenge evaluates
 INSTANCES, DEMONSTRATIONS = "2025-challenge-task-instances", "2025-challenge-demos"
@@ -222,10 +222,8 @@ class OmniGibson:
         )
         folder = importlib.import_module("omnigibson.utils.asset_utils").get_task_instance_path(scene)
         path = Path(folder) / "json" / f"{scene}_task_{activity}_instances" / f"{file}-tro_state.json"
-        try:
+        with raised_as(DataError, f"Start {instance} of {activity} cannot be read", OSError, ValueError):
             content = foreign_json.load(path)
-        except (OSError, ValueError) as error:
-            raise DataError(f"Start {instance} of {activity} cannot be read: {error}.") from error
         return importlib.import_module("omnigibson.utils.python_utils").recursively_convert_to_torch(content)
 
     def _place(self, env: Any, start: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmos_predict2.text.pretrained import transformers
-from imaginaire.errors import CheckpointError, near
+from imaginaire.errors import CheckpointError, near, raised_as
 
 MODEL_TYPE = "openvla"
 DINOV2, SIGLIP = "dinov2", "siglip"
@@ -100,10 +100,8 @@ def whole(value: Any, name: str, source: str, least: int = 1) -> int:
 
 def _tower(config: Mapping[str, Any], name: str, timm: str, source: str) -> Tower:
     if name in config:
-        try:
+        with raised_as(CheckpointError, f"{source}/config.json: {name}", TypeError):
             tower = Tower(**config[name])
-        except TypeError as error:
-            raise CheckpointError(f"{source}/config.json: {name}: {error}.") from error
         for size in ("embed_dim", "depth", "num_heads", "patch"):
             whole(getattr(tower, size), f"{name}.{size}", source)
         if type(tower.mlp_ratio) not in (int, float) or not 0 < tower.mlp_ratio <= 64:

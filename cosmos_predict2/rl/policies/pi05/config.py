@@ -10,7 +10,7 @@ from typing import Any
 
 from cosmos_predict2.rl.policies.pi05.flow import METHODS
 from cosmos_predict2.text import pretrained
-from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.errors import CheckpointError, ConfigError, near, raised_as
 
 MODEL_TYPE = "pi05"
 MOST = 10_000  # of actions, tokens, pictures or steps: more is a damaged config.json
@@ -128,10 +128,8 @@ _TYPES = {one.name: one.type for one in fields(Pi05Config)}
 
 
 def _sizes(kind: type, given: Mapping[str, Any], where: str) -> Any:
-    try:
+    with raised_as(CheckpointError, f"{where} in config.json", TypeError):
         sizes = kind(**given)
-    except TypeError as error:
-        raise CheckpointError(f"{where} in config.json: {error}.") from error
     for one in fields(sizes):
         if one.type is int and (type(value := getattr(sizes, one.name)) is not int or value < (one.name != "vocab")):
             raise CheckpointError(f"{where}.{one.name} in config.json is {value!r}; a whole number is expected.")

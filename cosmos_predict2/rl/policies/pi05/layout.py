@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, json_in, local_file, names_at
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, raised_as
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _OLD = (  # of files made by lerobot, by older transformers and by PI0's converter: pattern, and what it means
@@ -196,10 +196,8 @@ def norm_stats_of(folder: str, asset_id: str = "") -> dict[str, Any]:
             "actions": _ends(folder, BEHIND, _UNNORMALISER, "ACTION", "action"),
         }
     file = norm_stats_file(folder, asset_id)
-    try:
+    with raised_as(CheckpointError, f"{file} has no norm_stats", KeyError, ValueError, TypeError):
         return dict(foreign_json.load(local_file(file))["norm_stats"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} has no norm_stats: {error!r}") from error
 
 
 # --- lerobot's processors
@@ -259,12 +257,10 @@ def _steps(folder: str, file: str) -> dict[str, Mapping[str, Any]]:
     """The steps of a processor by their names; an error for one that changes numbers in a way not known here."""
     if file not in names_at(folder):
         raise CheckpointError(f"{folder} has {BEFORE if file == BEHIND else BEHIND}, but no {file}: copy both.")
-    try:
+    with raised_as(CheckpointError, f"{folder}/{file} cannot be read", ValueError, TypeError, KeyError, AttributeError):
         listed = foreign_json.load_object(local_file(below(folder, file)))["steps"]
         steps = {str(step.get("registry_name") or step.get("class")): step for step in listed}
         switches = {name: (step.get("config") or {}).get("enabled") for name, step in steps.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{folder}/{file} cannot be read: {error!r}.") from error
     for name in steps:
         is_off = name in _SWITCHED and not switches[name]
         if not is_off and name not in (*_WITHOUT_EFFECT, _STATE_STEP, _NORMALISER, _UNNORMALISER):

@@ -20,7 +20,7 @@ from cosmos_predict2.text import pretrained, qwen_vl
 from cosmos_predict2.text.qwen_vl import FRAMES, SIDE
 from imaginaire import foreign_json
 from imaginaire.checkpoint import weight_files, weights
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, raised_as
 
 MODEL = "KwaiVGI/VideoReward"
 BASE = "Qwen/Qwen2-VL-2B-Instruct"
@@ -170,15 +170,13 @@ def _newest_checkpoint(model_path: str) -> str:
 def _settings(model_path: str) -> dict[str, Any]:
     """Records of the release about its data, its adapters and the distribution of its scores."""
     place = weight_files.below(model_path, "model_config.json")
-    try:
+    with raised_as(CheckpointError, f"{place} is not VideoAlign's", ValueError, KeyError, TypeError):
         found = foreign_json.load(weight_files.local_file(place))
         fps, pixels, alpha = (
             found["data_config"]["fps"],
             found["data_config"]["max_frame_pixels"],
             found["peft_lora_config"]["lora_alpha"],
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{place} is not VideoAlign's: {error!r}.") from error
     if not all(isinstance(one, (int, float)) and 0 < one < math.inf for one in (fps, pixels, alpha)):
         raise CheckpointError(f"{place}: fps, max_frame_pixels and lora_alpha are numbers above 0.")
     return found  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from cosmos_predict2.tools.prepare.agibot.episodes import AgibotSource
 from cosmos_predict2.tools.prepare.agibot.windows import SPLITS, WindowName
 from cosmos_predict2.tools.prepare.records import write_text
 from imaginaire import foreign_json
-from imaginaire.errors import DataError, listed
+from imaginaire.errors import DataError, listed, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +63,8 @@ def write_captions(source: AgibotSource) -> list[str]:
 
 def read_task_info(path: Path) -> dict[str, DescribedEpisode]:
     """The episodes of a task's description by their number; another layout is an error with the keys found."""
-    try:
+    with raised_as(DataError, f"{path} cannot be read as JSON", OSError, ValueError):
         content = foreign_json.load(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(content, list):
         raise DataError(f"{path}: a list of episodes was expected.")
     return dict(_described(entry, f"{path}: entry {i}") for i, entry in enumerate(content))
@@ -135,10 +133,8 @@ def _listed_captions(source: AgibotSource, faults: list[str]) -> dict[str, str]:
     path = _list_path(source)
     if not path.is_file():
         return {}
-    try:
+    with raised_as(DataError, f"{path} is not UTF-8 text", UnicodeDecodeError, cure="Save it as UTF-8."):
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # captions may hold what else splitlines() splits at
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
     captions: dict[str, str] = {}
     for i, line in enumerate(lines, 1):
         if not line.strip():
@@ -154,10 +150,8 @@ def _listed_captions(source: AgibotSource, faults: list[str]) -> dict[str, str]:
 
 def _entry(line: str, where: str) -> tuple[str, str]:
     """The window and the caption of a line."""
-    try:
+    with raised_as(DataError, f"{where} is not JSON", ValueError):
         entry = foreign_json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON: {error}.") from error
     name, caption, episode = _values(entry, ("video_clip", "caption", "episode_id"), where)
     stem = str(name).removesuffix(".mp4")
     clip = WindowName.of(stem)

@@ -23,7 +23,7 @@ from cosmos_predict2.tools.jobs import num_cores, run_jobs
 from cosmos_predict2.tools.prepare.records import read_record, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked, member_files
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, near, raised_as
 from imaginaire.storage import repositories
 
 log = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ def _clean(camera: str, dry_run: bool, episode: Path) -> tuple[int, int]:
     folders = [path for path in _folders(episode, hidden=True) if path.name != "videos"]
     if dry_run:
         return len(deleted), size
-    try:
+    with raised_as(DataError, f"{episode} cannot be cleaned", OSError):
         for path in deleted:
             path.unlink()
         for folder in folders:
@@ -226,8 +226,6 @@ def _clean(camera: str, dry_run: bool, episode: Path) -> tuple[int, int]:
                 folder.unlink()
             else:
                 shutil.rmtree(folder)
-    except OSError as error:
-        raise DataError(f"{episode} cannot be cleaned: {error}.") from error
     return len(deleted), size
 
 
