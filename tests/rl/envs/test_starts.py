@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
-import pickle
 from pathlib import Path
 
 import numpy
@@ -125,19 +124,6 @@ def test_files_that_are_not_reset_states_are_refused_by_name(tmp_path: Path, con
     with pytest.raises(DataError, match=f"traj0.npy.*{word}"):
         RecordedStarts(str(tmp_path))
     assert not (tmp_path / FILE).exists()
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_any_protocol_and_order_of_bytes_is_read(tmp_path: Path, protocol: int) -> None:
-    frame = _frame(0, delta_action=numpy.arange(7, dtype=">f8"), instruction=b"open it")
-    array = numpy.empty(1, dtype=object)
-    array[0] = frame | {"image": numpy.asfortranarray(frame["image"])}
-    with (tmp_path / "traj0.npy").open("wb") as file:
-        numpy.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (1,)})
-        pickle.dump(array, file, protocol=protocol)
-    found = RecordedStarts(str(tmp_path)).starts([0], [0])
-    assert numpy.array_equal(found.pictures_E_F_H_W_C[0, 0], frame["image"])
-    assert found.task_description == ["open it"]
 
 
 def test_wrong_places_and_arguments_are_named(tmp_path: Path, folder: Path) -> None:
