@@ -50,6 +50,9 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
+MISSHAPEN = (ValueError, TypeError, LookupError, AttributeError)  # of plain data in another form than is read here
+
+
 @contextmanager
 def raised_as(kind: type[UserError], what: str | Path, *causes: type[Exception], cure: str = "") -> Iterator[None]:
     """A context in which errors of these classes become one of ``kind``: what went wrong, the reason, and the cure."""

@@ -34,7 +34,7 @@ from cosmos_predict2.tokenizers.wan_network import LATENTS_MEAN, LATENTS_STD, Wa
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import json_in, shape_of
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import MISSHAPEN, CheckpointError, ConfigError, raised_as
 
 CONFIG = "config.json"
 Config = dict[str, Any]
@@ -156,7 +156,7 @@ def _tokenizer(source: str, found: Mapping[str, Tensor]) -> Network:
     config = read_config(source) if is_theirs else {}
     if others := {name: config[name] for name, value in _FIXED.items() if config.get(name, value) != value}:
         raise CheckpointError(f"{source}/{CONFIG} has {others}: it is of another tokenizer than Wan2.1's.")
-    try:
+    with raised_as(CheckpointError, f"{source} is not a tokenizer of Wan2.1", *MISSHAPEN, RuntimeError):
         if is_theirs:
             sizes = WanConfig(**{ours: config[theirs] for ours, theirs in _SIZES.items() if theirs in config})
         else:
@@ -167,8 +167,6 @@ def _tokenizer(source: str, found: Mapping[str, Tensor]) -> Network:
         with torch.device("meta"):
             net = WanVAE(sizes)
         mean, std = (list(config.get(f"latents_{k}", v)) for k, v in (("mean", LATENTS_MEAN), ("std", LATENTS_STD)))
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"{source} is not a tokenizer of Wan2.1: {error!r}.") from error
     rename = partial(wan_network.to_diffusers_name, num_res_blocks=sizes.num_res_blocks)
     if is_theirs:
         ours = {rename(name): name for name in net.state_dict()}

@@ -25,7 +25,7 @@ from cosmos_predict2.rl.envs.remote import address_of, facts_of
 from imaginaire import foreign_json, storage
 from imaginaire.buildable import describe
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, is_hub, latest
-from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.errors import MISSHAPEN, CheckpointError, ConfigError, near, raised_as
 from imaginaire.storage.hub import absent
 
 log = logging.getLogger(__name__)
@@ -76,14 +76,12 @@ def read_card(path: str) -> Card:
     served = facts_of(path)["card"] if address_of(path) else None
     if served is None and not storage.exists(path):
         raise absent(path)
-    try:
+    with raised_as(CheckpointError, f"{path} is no card of {PROGRAM}", *MISSHAPEN, cure="Make it anew."):
         content = served or foreign_json.load_object(storage.local_copy(path))
         if content["verdict"] not in VERDICTS:
             raise ValueError(f"its verdict is '{content['verdict']}'{near(content['verdict'], VERDICTS)}")
         names = ("verdict", "figures", "inputs", "next_step", "places", "command")
         return Card(reasons=tuple(content["reasons"]), **{name: content[name] for name in names})
-    except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is no card of {PROGRAM}: {error}. Make it anew.") from error
 
 
 def require_card(

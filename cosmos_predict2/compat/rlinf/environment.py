@@ -12,7 +12,6 @@ a reward with ``takes_floats = True`` sees them before that, in [-1, 1].
 """
 
 import io
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,8 @@ from cosmos_predict2.rl.envs.world_model import WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameReward
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import SamplingOptions
-from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.checkpoint.plain_pickle import FAULTS
+from imaginaire.errors import CheckpointError, ConfigError, DataError, raised_as
 
 STATE_SIZE = 16  # zeros
 
@@ -182,7 +182,7 @@ class RLinfWorldModelEnv:
         return file.getvalue()
 
     def load_state(self, state: bytes) -> None:
-        try:
+        with raised_as(CheckpointError, "This is no state of such an environment, or it is damaged", *FAULTS):
             with numpy.load(io.BytesIO(state), allow_pickle=False) as content:
                 arrays = {name: content[name] for name in content.files}
             position, self.elapsed_steps, is_start = (int(value) for value in arrays["numbers"])
@@ -192,8 +192,6 @@ class RLinfWorldModelEnv:
             choices = {"key": arrays["choices"], "pos": position}
             self._choices.set_state({"bit_generator": "MT19937", "state": choices})
             self._success_once, self._returns = arrays["success_once"], arrays["returns"]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise CheckpointError(f"This is no state of such an environment, or it is damaged: {error}") from error
         self.is_start = bool(is_start)
 
     def close(self) -> None:

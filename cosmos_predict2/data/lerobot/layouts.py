@@ -29,7 +29,7 @@ from cosmos_predict2.data.lerobot.info import Info
 from cosmos_predict2.data.lerobot.tables import UNFINISHED, inside, opened
 from cosmos_predict2.data.samples import PackedStrings
 from imaginaire import foreign_json
-from imaginaire.errors import DataError, raised_as
+from imaginaire.errors import MISSHAPEN, DataError, raised_as
 
 _DATA = ("data/chunk_index", "data/file_index", "dataset_from_index")
 _VIDEO = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
@@ -151,11 +151,9 @@ class LayoutV2:
         self._where = info.root / "meta" / "info.json"
         path = info.root / "meta" / "episodes.jsonl"
         entries = read_lines(path)
-        try:
+        with raised_as(DataError, f"{path}: an episode lacks 'episode_index' or 'length'", *MISSHAPEN):
             numbers = [int(entry["episode_index"]) for entry in entries]
             lengths = [int(entry["length"]) for entry in entries]
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: an episode lacks 'episode_index' or 'length' ({error}).") from error
         self.episodes = make_episodes(
             numbers, lengths, (texts(entry.get("tasks")) for entry in entries), path, info.total_episodes
         )

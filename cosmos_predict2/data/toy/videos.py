@@ -8,8 +8,6 @@ FOLDER/states-000256.npz    is known of them; no pickles
 """
 
 import json
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,8 +29,9 @@ from cosmos_predict2.text.trained_text import NO_TEXT
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.physics import STATE_SIZE
 from imaginaire import foreign_json, storage
+from imaginaire.checkpoint.plain_pickle import FAULTS
 from imaginaire.data.facts import DataFacts, known, with_defaults
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, near, raised_as
 from imaginaire.findings import CheckContext, Finding, errors, refusals
 
 # Where each split's episodes begin in the endless series of a seed: far enough apart that none is in both.
@@ -307,13 +306,11 @@ def read_states(folder: Path) -> tuple[Episodes, float]:
 
 
 def _read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
-    try:
+    with raised_as(DataError, f"{path} is not a file of the toy world's states, or is damaged", *FAULTS, TypeError):
         with numpy.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in _ROWS}
             about = foreign_json.loads(str(content["about"]))
             about = {name: about[name] for name in (*_SAME, "first", "fps")}
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is not a file of the toy world's states, or is damaged: {error}") from error
     if bad := [name for name, array in arrays.items() if array.dtype.kind == "f" and not numpy.isfinite(array).all()]:
         raise DataError(f"{path}: {bad[0]} hold NaN or infinite numbers. Write the data set again.")
     states, actions = arrays["states"], arrays["actions"]

@@ -33,7 +33,7 @@ from cosmos_predict2.rl.envs.first_frames import FirstFrames, RecordedFacts
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint.plain_pickle import Refused, read_arrays
 from imaginaire.distributed.parallel import not_finite
-from imaginaire.errors import ConfigError, DataError, disk_fault, near, raised_as
+from imaginaire.errors import MISSHAPEN, ConfigError, DataError, disk_fault, near, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -218,12 +218,10 @@ class RecordedStarts:
         metadata = _metadata(self.path)
         if metadata.get("format") != _FORMAT:
             raise DataError(f"{self.path} is no file of starts: python -m scripts.make_reset_states writes them.")
-        try:
+        with raised_as(DataError, f"{self.path}: its list of starts is damaged", *MISSHAPEN, cure="Write it again."):
             rows = foreign_json.loads(metadata["starts"])
             keys = ("name", "task", "is_keyframe")
             return [{**{key: row[key] for key in keys}, "part": row.get("part", "")} for row in rows]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{self.path}: its list of starts is damaged: {error!r}. Write it again.") from error
 
     def _start(self, i: int) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Pictures [F, H, W, 3], the actions between them and what else is known; only this start is read."""

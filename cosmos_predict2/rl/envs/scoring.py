@@ -9,7 +9,6 @@ agreement of several noises, of which the worst one counts.
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Judgement
 from imaginaire import foreign_json
+from imaginaire.checkpoint.plain_pickle import FAULTS
 from imaginaire.config.schema import Section, at_least, one_of
-from imaginaire.errors import CheckpointError, ConfigError, DataError, near
+from imaginaire.errors import CheckpointError, ConfigError, DataError, near, raised_as
 
 Ids = NDArray[numpy.int64]
 Bounds = tuple[float | Sequence[float], float | Sequence[float]]  # lowest and highest value, of all or of each number
@@ -174,13 +174,11 @@ class Book:
 
     def from_bytes(self, state: bytes, about: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Read this book, and give what the environment has besides; raises for a state of another environment."""
-        try:
+        with raised_as(CheckpointError, "This is no state of an environment, or it is damaged", *FAULTS):
             with numpy.load(io.BytesIO(state), allow_pickle=False) as file:
                 content = {name: file[name] for name in file.files}
             saved = foreign_json.loads(str(content.pop("about")))
             rows = {name: content.pop(f"book.{name}") for name in _ROWS}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise CheckpointError(f"This is no state of an environment, or it is damaged: {error}") from error
         expected = {"format": _FORMAT, **json.loads(json.dumps(about))}
         for key in {**expected, **saved}:
             if saved.get(key) != expected.get(key):

@@ -31,7 +31,7 @@ from imaginaire import foreign_json, storage
 from imaginaire.buildable import made, recorded, resolve, shipped
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, is_hub, latest, local_file, names_at, open_address
-from imaginaire.errors import CheckpointError, ConfigError, UserError, near, raised_as
+from imaginaire.errors import MISSHAPEN, CheckpointError, ConfigError, UserError, near, raised_as
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.training import provenance
 
@@ -206,13 +206,11 @@ def _public_card(address: str) -> PolicyCard | None:
     names = names_at(address)
     if PUBLIC_CONFIG not in names:
         return None
-    try:
+    with raised_as(CheckpointError, f"{address}: its {PUBLIC_CONFIG} or {CARD} cannot be read", *MISSHAPEN):
         content = foreign_json.load(local_file(below(address, PUBLIC_CONFIG)))
         kind = content["type" if "type" in content else "model_type"]  # lerobot's name, and transformers'
         recorded = foreign_json.load(local_file(below(address, CARD))) if CARD in names else {}
         arguments = {**recorded.get("arguments", {}), "path": address}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{address}: its {PUBLIC_CONFIG} or {CARD} cannot be read: {error}") from error
     if kind not in PUBLIC:
         raise CheckpointError(f"{address} holds a model of type '{kind}', no policy known here.{near(kind, PUBLIC)}")
     return PolicyCard(PUBLIC[kind], arguments, recorded.get("about", {}), is_public=True)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from imaginaire import foreign_json, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, json_in, local_file, names_at
-from imaginaire.errors import CheckpointError, raised_as
+from imaginaire.errors import MISSHAPEN, CheckpointError, raised_as
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _OLD = (  # of files made by lerobot, by older transformers and by PI0's converter: pattern, and what it means
@@ -210,13 +210,11 @@ def _processor_settings(folder: str, config: Mapping[str, Any]) -> dict[str, Any
     if _STATE_STEP in steps:
         of_step = steps[_STATE_STEP].get("config") or {}
         found["state_dim"] = of_step.get("max_state_dim") or config.get("max_state_dim") or 32
-    try:
+    with raised_as(CheckpointError, f"{folder}: input_features or output_features cannot be read", *MISSHAPEN):
         cameras = [one for one in (config.get("input_features") or {}).values() if one["type"] == "VISUAL"]
         found |= {"num_images": len(cameras)} if cameras else {}
         if action := (config.get("output_features") or {}).get("action"):
             found["action_env_dim"] = int(action["shape"][0])
-    except (TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
-        raise CheckpointError(f"{folder}: input_features or output_features cannot be read: {error!r}.") from error
     return found
 
 
@@ -226,12 +224,10 @@ def _ends(folder: str, file: str, name: str, kind: str, feature: str) -> dict[st
     step = _steps(folder, file).get(name)
     if step is None:
         raise CheckpointError(f"{folder}/{file} has no step '{name}', so that it is unknown how {feature} is scaled.")
-    try:
+    with raised_as(CheckpointError, f"{folder}/{file}: the step '{name}' cannot be read", *MISSHAPEN):
         mode = str(step["config"]["norm_map"].get(kind, "IDENTITY"))
         shape = (step["config"]["features"].get(feature) or {}).get("shape") or [0]
         size = int(shape[0])
-    except (TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
-        raise CheckpointError(f"{folder}/{file}: the step '{name}' cannot be read: {error!r}.") from error
     if mode == "IDENTITY":
         return {"q01": [-1.0] * size, "q99": [1.0] * size, "epsilon": 0.0}
     names = _ENDS.get(mode, ("mean", "std"))
