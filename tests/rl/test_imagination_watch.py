@@ -104,6 +104,17 @@ def test_a_look_before_the_first_save_that_is_wrong_ends_the_run_with_what_it_be
     assert (run_dir(tmp_path, NAME) / "checkpoints/model/iter_000000000.pt").exists()
 
 
+def test_an_alarm_that_comes_to_a_resumed_run_names_the_iteration_that_it_goes_back_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["trainer.run_validation=true", "trainer.validation_iter=4", "checkpoint.save_iter=2"]
+    look = f"+trainer.callbacks.look={{_target_: {__name__}.LooksAtStart}}"
+    for last, more in ((2, []), (6, [look])):
+        options = ["experiment=toy_policy", *words, f"trainer.max_iter={last}", *more]
+        assert train(tmp_path, options, config="tests/rl/vla_runs.py") == 0
+    assert "ended at iteration 4, with the weights of iteration 2, before its first look" in caplog.text
+
+
 def test_a_resumed_watch_is_as_one_without_interruption(tmp_path: Path) -> None:
     right = [[0.1 * k, 0.9] for k in range(4)] + [[0.9, 0.3]]
     watched(tmp_path / "whole", right)

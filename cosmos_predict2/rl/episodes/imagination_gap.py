@@ -72,7 +72,8 @@ class ImaginationAlarm(Callback):
                 self.trainer.checkpointer.restore_weights(model, target)
             self.trainer.last_iteration = iteration
             self.trainer.metrics.log({"watch/returned_to": float(target)}, iteration)
-            which = "that it began with" if worth == -math.inf else f"of iteration {target}, the best that was right"
+            why = "before its first look" if worth == -math.inf else "the best that was right"
+            which = f"of iteration {target}, {why}" if target else "that it began with"
             self._ended = f"{problem} So the run has ended at iteration {iteration}, with the weights {which}."
             log.warning("%s", self._ended)
 
