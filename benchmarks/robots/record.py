@@ -30,12 +30,12 @@ FIRST = 1_000_000
 STEPS, HELD = 24, 4
 # The largest deviation of a place in metres and share of a draw that is held for four actions, of which a driver's own
 # are a part by the square of a uniform draw, and his least speed. The drawer takes most of an episode to open; of
-# coffee-pull 29 of 300 succeed by reach's faults, 44 by those of the last three.
+# coffee-pull 29 of 300 succeed by reach's faults, 44 by those of the last two.
 FAULTS = {
     "reach": (0.08, 0.4, 0.6),
     "drawer": (0.02, 0.2, 0.9),
     "maze": (0.8, 0.4, 0.6),
-    **dict.fromkeys(("hammer", "pull", "pushv"), (0.05, 0.3, 0.6)),
+    **dict.fromkeys(("pull", "pushv"), (0.05, 0.3, 0.6)),
 }
 CLUMSY = (0.2, 0.8, 0.3)  # about one in eight succeeds, where of the others a third to two thirds do
 AIMLESS = 0.1  # the share of episodes that move at random
