@@ -66,7 +66,8 @@ def improve(options: Options) -> WayVerdict:
             finally:
                 page = write_page(WayResults(options, runner))
     found = WayResults(options, runner).verdict()
-    print(f"\n{found.sentence}\nNext: {found.next_step}\npage: {page}", file=runner.shown)
+    lines = [f"\n{found.sentence}", *(f"- {note}" for note in found.notes), f"Next: {found.next_step}", f"page: {page}"]
+    print("\n".join(lines), file=runner.shown)
     return found
 
 

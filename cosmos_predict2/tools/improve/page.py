@@ -192,6 +192,7 @@ def write_page(results: WayResults) -> Path:
     ]
     page = Page(title, facts, video_width=192)
     page.verdict(found.sentence)
+    page.findings(found.notes)
     page.verdict(f"Next: {found.next_step}")
     page.tiles(list(_ladder(results)))
     for file, draw in _RUNGS.items():
@@ -208,6 +209,6 @@ def write_page(results: WayResults) -> Path:
     page.table("step", ["minutes", "processor minutes"], [*costs, ("all", [minutes, used])])
     page.heading("Commands", "Each step can be run alone.")
     page.text("\n".join(runner.command(step) for step in runner.steps))
-    content = {"verdict": found.word, "sentence": found.sentence, "next": found.next_step}
+    content = {"verdict": found.word, "sentence": found.sentence, "notes": found.notes, "next": found.next_step}
     storage.write_json(options.out / "verdict.json", content)
     return page.write(options.out)

@@ -27,11 +27,12 @@ VALUE, LEAST_GAIN = "val/imagined_greedy_return", 1.0
 
 @dataclass(frozen=True)
 class WayVerdict:
-    """The end of a way in one word, one sentence, and the one thing to do next."""
+    """The end of a way in one word, one sentence with its figures, the one thing to do next, and notes."""
 
     word: str  # better, worse, unclear, kept, full, refused, unmeasured, unfinished or ended
     sentence: str
     next_step: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,37 +203,35 @@ class WayResults:
         if self.is_full:
             truth = self.success(self.truth_of(chosen(options)))
             rate = f"{truth['rate']:.3f} of {truth['episodes']} episodes {self._starts('it was not')}"
-            sentence = f"Nothing is left to learn: a clone truly succeeds (nearly) always, in {rate}.{self._choice()}"
-            return WayVerdict("full", sentence, _NEXT["full"])
+            sentence = f"Nothing is left to learn: a clone truly succeeds (nearly) always, in {rate}."
+            return WayVerdict("full", sentence, _NEXT["full"], self._choice())
         done = [phase for phase in self.phases if f"learning{phase.end}" not in due]
         better = [phase for phase in self.phases if self.brings(phase)]
         if not done and not better:
-            reasons = "; ".join(self.card(refused[-1])["reasons"][:MOST_REASONS])  # the worst first; all are below
-            sentence = f"The gate says no, and nothing was trained in imagination: {reasons}.{self._choice()}"
+            reasons = self.card(refused[-1])["reasons"][:MOST_REASONS]  # the worst first; all are below
+            sentence = "The gate says no, and nothing was trained in imagination."
             again = f". --phases {options.phases + 1} records 100 of this policy and goes the way again"
             next_step = self.card(refused[-1])["next_step"] + (again if options.suite else "")
-            return WayVerdict("refused", sentence, next_step)
-        checked = self._checked(done, better)
+            return WayVerdict("refused", sentence, next_step, (*reasons, *self._choice()))
+        notes = (*self._checked(done, better), *self._choice())
         if not better:
-            sentence = f"What was learnt is not kept: {self.tried(done[-1])} ({checked}). RUN/policy is the clone."
+            sentence = f"What was learnt is not kept: {self.tried(done[-1])}. RUN/policy is the clone."
             next_step = _NEXT["kept" if options.suite or done[-1].number in self.stopped else "unmeasured"]
-            return WayVerdict("kept", sentence + self._choice(), next_step + self._in_simulator())
+            return WayVerdict("kept", sentence, next_step + self._in_simulator(), notes)
         if not options.suite:
-            sentence = f"A policy has learnt in imagination: {self.tried(done[-1])}, {checked}."
-            return WayVerdict("unmeasured", f"{sentence} True success is not known.", _NEXT["unmeasured"])
+            sentence = f"A policy has learnt in imagination: {self.tried(done[-1])}. True success is not known."
+            return WayVerdict("unmeasured", sentence, _NEXT["unmeasured"], notes)
         before = self.success(self.truth_of(chosen(options)))
         after = self.success(f"after{better[-1].end}")
         low, high = difference(before, after)
         word = "better" if low > 0 else "worse" if high < 0 else "unclear"
         sentence = (
             f"{_SAID[word]}: true success {before['rate']:.3f} before, {after['rate']:.3f} after, of"
-            f" {after['episodes']} episodes {self._starts('nothing was')} ({_change(before, after)}; {checked})."
+            f" {after['episodes']} episodes {self._starts('nothing was')} ({_change(before, after)})."
         )
         next_step = self.card(done[-1])["next_step"] if word == "unclear" and done else ""
         next_step = next_step if next_step == CLONE else _NEXT[word]
-        return WayVerdict(
-            word, sentence + self._choice(), next_step + ("" if word == "better" else self._in_simulator())
-        )
+        return WayVerdict(word, sentence, next_step + ("" if word == "better" else self._in_simulator()), notes)
 
     def _in_simulator(self) -> str:
         """The command by which the simulator itself teaches; nothing of a robot, and of policies that were not tried
@@ -252,38 +251,39 @@ class WayResults:
         step = WayStep("simulator", "", ("-m", "scripts.train", *imports, "--", *overrides), (), ())
         return f" Or let the simulator itself teach, where it counts: {self.runner.command(step)}"
 
-    def _checked(self, done: Sequence[Phase], better: Sequence[Phase]) -> str:
+    def _checked(self, done: Sequence[Phase], better: Sequence[Phase]) -> list[str]:
         """The words of the gate on each phase, and of the trials that overrule them."""
         checked = f"the gate says {self.card(done[-1])['verdict']}" if done else "the gate says no"
         if done and self.card(done[-1])["verdict"] == "no":
             checked += ", which was overruled"
         for phase in self.refused:
             checked += f", and no to phase {phase.number}"
+        notes = [checked]
         for phase in done:
             if better and self.is_dropped(phase):
                 why = "cannot be trusted" if phase.number in self.stopped else "was worse"
-                checked += f"; what was learnt in phase {phase.number} {why} and is not kept"
+                notes.append(f"what was learnt in phase {phase.number} {why} and is not kept")
         for phase in better:
             if phase.is_anew and (phase in self.refused or self.is_dropped(phase)):
-                checked += f"; phase {phase.number} ends with its new clone"
-        return checked
+                notes.append(f"phase {phase.number} ends with its new clone")
+        return notes
 
     def truth_of(self, clone: Clone) -> str:
         """The name of the step that measures the clone that learns."""
         return "before" if clone == clones_of(self.options)[0] else phases.CHOSEN
 
-    def _choice(self) -> str:
-        """A sentence on the clone that was chosen among several; empty of one."""
+    def _choice(self) -> tuple[str, ...]:
+        """A note on the clone that was chosen among several; none of one."""
         learns, (first, *others) = chosen(self.options), clones_of(self.options)
         if not others:
-            return ""
+            return ()
         how = "truly succeeds most" if any(self.played.values()) else "is first in imagination"
-        text = f" Of {1 + len(others)} clones {learns.title}, {how}"
+        text = f"of {1 + len(others)} clones {learns.title}, {how}"
         one, best = self.success("before"), self.success(phases.CHOSEN)
         if learns == first or not one or not best:
-            return f"{text}."
+            return (text,)
         rates = f"its true success is {best['rate']:.3f}, that of {first.title}, {one['rate']:.3f}"
-        return f"{text}: {rates} ({_change(one, best)})."
+        return (f"{text}: {rates} ({_change(one, best)})",)
 
     def tried(self, phase: Phase) -> str:
         """Why what a phase learnt is kept, or not."""

@@ -242,7 +242,7 @@ def test_what_follows_the_choice_is_of_the_clone_that_was_chosen(
     found = ways.improve(options)
     assert (options.out / "learnt").read_text() == '"clone_2"'
     assert found.word == "worse" and "0.600 before, 0.300 after" in found.sentence
-    assert "its true success is 0.600, that of clone, conv, seed 0, 0.200" in found.sentence
+    assert "its true success is 0.600, that of clone, conv, seed 0, 0.200" in str(found.notes)
 
 
 VALUE = {"value": 0.5, "low": 0.4, "high": 0.6}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way's commands are those of its programs, and its verdict follows from what they wrote."""
 
+import html
 import importlib
 import io
 import itertools
@@ -302,7 +303,7 @@ def gone(options: Options, steps: list[WayStep], *, until: int | None = None) ->
                 runner.run(step)
         results = WayResults(options, runner)
         page, found = write_page(results).read_text(), results.verdict()
-        assert found.sentence in page
+        assert all(html.escape(text) in page for text in (found.sentence, *found.notes)) and len(found.sentence) < 250
         assert json.loads((options.out / "verdict.json").read_text())["verdict"] == found.word
         return found, {step.name for step in steps if results.is_done(step.name)}
 
@@ -331,7 +332,7 @@ def test_the_verdict_follows_from_what_was_measured(
     found, _ = gone(options, steps, until=None if after else -1)
     assert found.word == word
     assert (word == "refused") == found.next_step.startswith("do this. --phases 1 records")
-    assert (verdict == "overruled") == ("the gate says no, which was overruled" in found.sentence)
+    assert (verdict == "overruled") == ("the gate says no, which was overruled" in str(found.notes))
     imagined(phases_of(options)[0], 0.1, 0.5)
     untried = WayResults(replace(options, suite=""), Runner(tmp_path, steps)).verdict()
     assert untried.word == (word if word in ("refused", "unfinished") else "unmeasured")
@@ -354,17 +355,19 @@ def test_a_way_tells_what_the_choice_of_a_clone_brought(tmp_path: Path, verdict:
     assert {"learning", "after"} & done == ({"learning", "after"} if verdict == "go" else set())
     assert found.word == word and (verdict == "no") != ("true success 0.450 before, 0.450 after" in found.sentence)
     assert verdict == "no" or found.next_step.startswith("Give one more of --phases")
-    said = "Of 2 clones clone 2, pi05, seed 0, is first in imagination: its true success is 0.450, that of clone,"
-    assert f"{said} openvla_oft, seed 0, 0.200 (+0.250, with 95 %" in found.sentence
+    said = "of 2 clones clone 2, pi05, seed 0, is first in imagination: its true success is 0.450, that of clone,"
+    assert f"{said} openvla_oft, seed 0, 0.200 (+0.250, with 95 %" in str(found.notes)
 
     (tmp_path / "ranking.json").write_text(json.dumps({"policies": rows[::-1], "problem": ""}))
     plan = Runner(tmp_path, steps)
     assert "chosen" in WayResults(options, plan).left_out()
-    assert "clone, openvla_oft, seed 0, is first in imagination." in WayResults(options, plan).verdict().sentence
+    assert (
+        "of 2 clones clone, openvla_oft, seed 0, is first in imagination" in WayResults(options, plan).verdict().notes
+    )
     for row in rows:
         row["true_success"] = {"value": 0.5}
     (tmp_path / "ranking.json").write_text(json.dumps({"policies": rows[::-1], "problem": ""}))
-    assert "clone, openvla_oft, seed 0, truly succeeds most." in WayResults(options, plan).verdict().sentence
+    assert "of 2 clones clone, openvla_oft, seed 0, truly succeeds most" in WayResults(options, plan)._choice()
     if verdict == "go":  # what the gate doubts of the clone comes before more episodes of it
         write_json(tmp_path / "card.json", {**_card("doubtful", "its reason"), "next_step": CLONE})
         for rates, expected in (((40, 45), "unclear"), ((40, 190), "better")):
@@ -432,7 +435,7 @@ def test_nothing_is_learnt_of_a_clone_that_truly_succeeds_nearly_always(
     assert (tmp_path / "learning").exists() == (tmp_path / "after").exists() == (word == "better")
     if word == "full":
         assert "in 0.500 of 200 episodes by whose starts it was not chosen" in found.sentence
-        assert "Of 2 clones clone 2, pi05, seed 0, truly succeeds most" in found.sentence
+        assert "of 2 clones clone 2, pi05, seed 0, truly succeeds most" in str(found.notes)
         assert found.next_step.startswith("Use RUN/policy")
 
 
@@ -497,8 +500,8 @@ def test_what_became_worse_in_a_trial_is_not_kept(
         assert "it succeeded in 0.150 of 200 true episodes, and 0.200 before" in found.sentence
     else:
         is_worse = second < max(40, anew) and not is_refused
-        assert ("learnt in phase 2 was worse and is not kept" in found.sentence) == is_worse
-        assert ("phase 2 ends with its new clone" in found.sentence) == (anew >= 40)
+        assert ("learnt in phase 2 was worse and is not kept" in str(found.notes)) == is_worse
+        assert ("phase 2 ends with its new clone" in str(found.notes)) == (anew >= 40)
         assert ("0.475 after" if is_new else "0.450 after") in found.sentence
     page = (tmp_path / "index.html").read_text()
     assert found.sentence in page and (is_refused or f"and {max(40, anew) / 200:.3f} before" in page)
@@ -691,8 +694,8 @@ def test_a_later_phase_follows_where_the_gate_says_no(tmp_path: Path, second: st
     found, done = gone(options, steps, until=7 if second is None else None)
     assert {"before", "collect_2"} <= done and not {"learning", "export", "trial_before", "after"} & done
     assert ("learning_2" in done) == (second == "go") and found.word == word
-    assert word != "better" or "and no to phase 1" in found.sentence
-    assert word != "refused" or "the second" in found.sentence
+    assert word != "better" or "and no to phase 1" in str(found.notes)
+    assert word != "refused" or "the second" in found.notes
     phase = phases_of(options)[0]
     for content in ("clone", "another clone"):
         phase.policy.mkdir(parents=True, exist_ok=True)
