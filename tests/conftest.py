@@ -16,6 +16,7 @@ from tests.leftovers import Leftovers
 from tests.programs import SHARED, python, spawn_by, warm_python
 
 __all__ = ["case", "golden", "pytest_generate_tests"]
+pytest_plugins = ["tests.s3_server"]
 
 # No test reaches for a tracker or a model hub by accident, nor sees what the user has set.
 os.environ["WANDB_MODE"] = "disabled"

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real S3 server over HTTP, started once per session on a free port, and a fresh bucket for each test.
-
-Use it with ``from tests.s3_server import s3_bucket, s3_server``; ``s3_bucket`` gives an address such as
-``s3://test-3f2a...`` with the environment set for it.
-"""
+"""A real S3 server over HTTP, started once per session on a free port, and a fresh bucket for each test."""
 
 import os
 import uuid

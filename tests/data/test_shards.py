@@ -19,9 +19,6 @@ from imaginaire.errors import ConfigError, DataError
 from tests.data.sources_agibot import archive
 from tests.data.video_files import same, video_folder
 from tests.findings import problems
-from tests.s3_server import no_credentials, s3_bucket, s3_server
-
-__all__ = ["no_credentials", "s3_bucket", "s3_server"]
 
 STEMS = ["a", "b", "c", "d", "e"]
 SIZE = (16, 32)

@@ -13,10 +13,7 @@ from imaginaire.checkpoint.layout import KINDS
 from imaginaire.config.compose import compose
 from imaginaire.errors import CheckpointError
 from imaginaire.training.trainer import launch
-from tests.s3_server import no_credentials, s3_bucket, s3_server
 from tests.training import CONFIG, difference, saved, train
-
-__all__ = ["no_credentials", "s3_bucket", "s3_server"]
 
 pytestmark = pytest.mark.slow
 

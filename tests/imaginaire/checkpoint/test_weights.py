@@ -30,9 +30,6 @@ from imaginaire.errors import CheckpointError, ConfigError, TrainingError, UserE
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.model import ImaginaireModel, PowerEMA
 from tests.multiprocess import run_distributed
-from tests.s3_server import no_credentials, s3_bucket, s3_server
-
-__all__ = ["no_credentials", "s3_bucket", "s3_server"]
 
 
 class Malicious:

@@ -19,9 +19,6 @@ from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.storage import object_store
-from tests.s3_server import no_credentials, s3_bucket, s3_server
-
-__all__ = ["no_credentials", "s3_bucket", "s3_server"]
 
 MB = 2**20
 

@@ -15,10 +15,7 @@ from imaginaire import storage
 from imaginaire.training.callbacks import trackers
 from imaginaire.training.callbacks.trackers import Metrics, console_line
 from tests.imaginaire.training.callbacks.fakes import JOB
-from tests.s3_server import no_credentials, s3_bucket, s3_server
 from tests.training import records
-
-__all__ = ["no_credentials", "s3_bucket", "s3_server"]
 
 
 def new(folder: Path | str, iteration: int = 0) -> Metrics:
