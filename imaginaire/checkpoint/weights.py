@@ -121,15 +121,20 @@ class _Checked:
 
 def renamed(source: Mapping[str, Tensor], rename: Callable[[str], str | None]) -> Mapping[str, Tensor]:
     """The entries under their new names; those renamed to None are left out. Still lazy."""
+    return LazyTensors({new: (source, name) for new, name in new_names(source, rename).items()})
+
+
+def new_names(names: Iterable[str], rename: Callable[[str], str | None]) -> dict[str, str]:
+    """The old name of each new one."""
     old: dict[str, str] = {}
-    for name in source:
+    for name in names:
         new = rename(name)
         if new is None:
             continue
         if new in old:
             raise CheckpointError(f"'{old[new]}' and '{name}' would both be loaded as '{new}'.")
         old[new] = name
-    return LazyTensors({new: (source, name) for new, name in old.items()})
+    return old
 
 
 WHICH = ("net", "net_ema", "auto")

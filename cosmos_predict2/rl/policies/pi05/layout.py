@@ -72,14 +72,7 @@ class NameUses:
 def plan(names: Iterable[str], own: Iterable[str]) -> NameUses:
     """Uses of a file's names, by the network's own."""
     inner = any(f"{_TOWER}vision_model." in name for name in own)  # a level more, of older transformers
-    public: dict[str, str] = {}
-    for name in names:
-        new = modern_name(name)
-        if new is None:
-            continue
-        if new in public:
-            raise CheckpointError(f"'{public[new]}' and '{name}' are both '{new}'.")
-        public[new] = name
+    public = weights.new_names(names, modern_name)
     kept = {name: public.pop(name) for name in _UNUSED if name in public}
     is_tied = _HEAD in public and _EMBEDDING not in public
     if is_tied:
