@@ -183,9 +183,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     """Raise for values that do not go together, and for outputs that could not be written in the end."""
     from cosmos_predict2.data.clip_dataset import shape_problems
 
-    if Path(args.out).exists() and not Path(args.out).is_dir():
-        raise ConfigError(f"--out {args.out} is a file; give a folder for the page and its videos.")
-    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
+    if args.json and not Path(args.json).absolute().parent.is_dir():
         raise ConfigError(f"--json {args.json} cannot be written: give a file in a folder that exists.")
     if args.size is None:
         return
