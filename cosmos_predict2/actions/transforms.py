@@ -371,7 +371,7 @@ def actions_from_field(
 
     Public inference code feeds these where training took pose differences: the two agree as far as the recording does.
     """
-    rows, closed = table_of(field, "action", 6), _vector(gripper)
+    rows, closed = _table(field, "action", 6), _vector(gripper)
     if len(closed) != len(rows) + 1:
         raise DataError(
             f"{len(rows)} actions need the gripper states of {len(rows) + 1} frames; there are {len(closed)}."
@@ -385,7 +385,7 @@ def summed_actions(rows: ArrayLike, frames: ArrayLike) -> Floats:
     Between frames that are not neighbours small moves and turns add up; the last number, the gripper's command, is
     that of the last row in between.
     """
-    table, places = table_of(rows, "actions", 1), numpy.asarray(frames)
+    table, places = _table(rows, "actions", 1), numpy.asarray(frames)
     if len(places) and places[-1] > len(table):
         raise DataError(f"{len(table)} actions do not lead to frame {places[-1]}.")
     sums = numpy.concatenate([numpy.zeros((1, table.shape[1])), numpy.cumsum(table, axis=0)])
@@ -413,13 +413,13 @@ def combined_actions(rows: Floats, frames: NDArray[numpy.int64], how: str | Sequ
 
 def check_poses(states: ArrayLike, gripper: ArrayLike) -> tuple[Floats, Floats]:
     """Poses [N, 6] and gripper states [N] as arrays, after checking that they are finite and go together."""
-    poses, closed = table_of(states, "state", 6)[:, :6], _vector(gripper)
+    poses, closed = _table(states, "state", 6)[:, :6], _vector(gripper)
     if len(closed) != len(poses):
         raise DataError(f"There are {len(poses)} states, but {len(closed)} gripper states.")
     return poses, closed
 
 
-def table_of(values: ArrayLike, what: str, least: int = 1) -> Floats:
+def _table(values: ArrayLike, what: str, least: int) -> Floats:
     """Rows of at least so many finite numbers."""
     with raised_as(DataError, f"'{what}' is not rows of equally many numbers", TypeError, ValueError):
         table = numpy.asarray(values, dtype=numpy.float64)
@@ -427,9 +427,9 @@ def table_of(values: ArrayLike, what: str, least: int = 1) -> Floats:
         return numpy.empty((0, least))
     if table.ndim != 2 or table.shape[1] < least:
         raise DataError(f"'{what}' has the shape {list(table.shape)}; it needs rows of {least} numbers or more.")
-    if not (is_finite := numpy.isfinite(table)).all():
-        row, column = (int(place) for place in numpy.argwhere(~is_finite)[0])
-        raise DataError(f"'{what}' has {table[row, column]} in row {row}, column {column}; numbers must be finite.")
+    if not numpy.isfinite(table).all():
+        row = int(numpy.argmax(~numpy.isfinite(table).all(axis=1)))
+        raise DataError(f"'{what}' has a number that is not finite in row {row}.")
     return table
 
 

@@ -27,7 +27,6 @@ from cosmos_predict2.actions.transforms import (
     check_poses,
     combined_actions,
     pose_differences,
-    table_of,
 )
 from cosmos_predict2.checkpoints.card import mappings
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
@@ -183,7 +182,7 @@ def _rows(annotation: dict[str, Any], reading: Reading) -> tuple[str, Floats]:
     """The rows of actions and their name."""
     dim = reading.transform.dim
     keys = [reading.action_key] if reading.action_key else [key for key in ACTION_KEYS if key in annotation]
-    tables = {key: table_of(field_of(annotation, key, KEY_FLAGS), key) for key in keys}
+    tables = {key: _table(field_of(annotation, key, KEY_FLAGS), key) for key in keys}
     fitting = [key for key, table in tables.items() if table.shape[1] == dim]
     if reading.transform.kind == "relative_pose":  # its gripper may stand apart
         fitting += [key for key, table in tables.items() if table.shape[1] >= 6]
@@ -193,6 +192,17 @@ def _rows(annotation: dict[str, Any], reading: Reading) -> tuple[str, Floats]:
             f"the model takes actions of {dim} numbers; in the annotation there is {found}. See --action_key."
         )
     return fitting[0], tables[fitting[0]]
+
+
+def _table(values: Any, key: str) -> Floats:
+    with raised_as(DataError, f"'{key}' is not rows of equally many numbers", TypeError, ValueError):
+        table = numpy.asarray(values, dtype=numpy.float64)
+    if table.ndim != 2:
+        raise DataError(f"'{key}' has the shape {list(table.shape)}; it needs rows of numbers.")
+    if not (is_finite := numpy.isfinite(table)).all():
+        row, column = (int(place) for place in numpy.argwhere(~is_finite)[0])
+        raise DataError(f"'{key}' has {table[row, column]} in row {row}, column {column}; numbers must be finite.")
+    return table
 
 
 def _named_video(annotation: dict[str, Any], path: Path, camera: int, root: str) -> str:
@@ -251,7 +261,7 @@ def _episode_of_own_code(load: LoadActions, annotation: dict[str, Any], video: s
     found = load(annotation, video, reading.arguments)
     if absent := [key for key in ("actions", "initial_frame") if key not in found]:
         raise DataError(f"--action_load_fn gives no '{absent[0]}'; it gives {', '.join(found)}.")
-    actions = torch.from_numpy(table_of(found["actions"], "actions")).float()[: reading.most_actions]
+    actions = torch.from_numpy(_table(found["actions"], "actions")).float()[: reading.most_actions]
     frame = torch.as_tensor(numpy.asarray(found["initial_frame"]))
     if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != torch.uint8 or reading.num_given > 1:
         raise DataError(

@@ -131,7 +131,7 @@ def test_what_recordings_may_get_wrong_is_refused() -> None:
     for states, closed, message in [
         (poses, gripper[1:], "5 states, but 4 gripper states"),
         (poses[:, :5], gripper, "rows of 6 numbers"),
-        (broken, gripper, "'state' has inf in row 3, column 2"),
+        (broken, gripper, "not finite in row 3"),
         ([[0.0] * 6, [0.0] * 5], [0, 0], "equally many"),
         (poses, ["a"] * 5, "not numbers"),
         (poses, numpy.full(5, numpy.nan), "gripper states have nan in row 0"),
