@@ -253,7 +253,7 @@ _ARRAYS = {
     for name in ("multiarray._reconstruct", "multiarray.scalar", "numeric._frombuffer")
 }
 _ARRAY_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"} | _ARRAYS
-_DTYPE_KINDS = "biufSU"  # of dtypes: numbers and texts
+_DTYPE = re.compile(r"[<>=|]?([biuf][1-9]|[SU][0-9]{1,9})")  # numbers and texts
 
 
 def read_arrays(content: bytes, most_steps: int | None = None) -> Any:
@@ -317,7 +317,7 @@ def _dtype(made: Any) -> numpy.dtype[Any]:
     if not isinstance(made, Made) or made.name != "numpy.dtype" or isinstance(made.args[0], Named):
         raise ValueError("an array without a dtype")
     state = made.state if isinstance(made.state, tuple) else (3, "|")
-    dtype = numpy.dtype(_text(made.args[0]))
-    if dtype.kind not in _DTYPE_KINDS:
-        raise Refused(f"an array of {dtype}")
+    if not _DTYPE.fullmatch(name := _text(made.args[0])):  # NumPy evaluates some of the others
+        raise Refused(f"an array of dtype {name[:20]!r}")
+    dtype = numpy.dtype(name)
     return dtype.newbyteorder(">") if state[1] == ">" else dtype

@@ -56,8 +56,8 @@ def rows_of(content: bytes, path: str) -> Tensor:
         raise DataError(f"{path} is no readable pickle ({type(error).__name__}: {error}). Write it again.") from error
     array = loaded[0] if isinstance(loaded, list) and len(loaded) == 1 else None
     if not isinstance(array, np.ndarray):
-        is_array = isinstance(loaded, np.ndarray)
-        what = "an array that is in no list: pickle [array]" if is_array else f"a {type(loaded).__name__}"
+        what = f"a {type(loaded).__name__}" if array is None else f"a list of a {type(array).__name__}"
+        what = "an array that is in no list: pickle [array]" if isinstance(loaded, np.ndarray) else what
         raise DataError(f"{expected}; found {what}.")
     if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
         raise DataError(f"{expected}; found {array.dtype} {list(array.shape)}.")

@@ -182,6 +182,7 @@ BUFFER = pickle.loads(b"cnumpy._core.numeric\n_frombuffer\n.")
         Call(codecs.encode, nested(40), "latin1"),
         Call(codecs.encode, "x", "idna"),
         Call(numpy.dtype, nested(40)),
+        Call(BUFFER, b"", Call(numpy.dtype, "(1,f4"), (0,), "C"),  # NumPy evaluates it: a SyntaxError
     ],
 )
 def test_arrays_of_a_small_file_take_little_memory(value: Call) -> None:
