@@ -275,7 +275,11 @@ def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(
     monkeypatch.setattr(policy, "act", shaken)
     found = attempted(policy)
     assert found["true_success"].value < 0.1 < found["greedy_above_sampled"].value
-    assert judge(figures(), {"policy": found}).verdict == "no"
+    gap = found["greedy_above_sampled"]
+    assert "within_above_gap" not in found, "attempts that never succeed have no order"
+    assert judge(figures(), {"policy": {"greedy_above_sampled": gap}}).verdict == "no"
+    known = {"greedy_above_sampled": gap, "within_above_gap": Estimate(0.2, 0.1, 0.3)}
+    assert judge(figures(), {"policy": known}).verdict == "go"
     monkeypatch.setattr(imagination_check, "NullPolicy", lambda *given: policy)  # nothing is as good as what it plays
     again = attempted(policy)
     assert again["true_above_nothing"].value == pytest.approx(-found["greedy_above_sampled"].value)
@@ -286,7 +290,7 @@ def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(
     [
         (Estimate(0.61, 0.54, 0.68), Estimate(0.10, 0.02, 0.18), "go"),  # a hammer's rose from .435 to .915,
         (Estimate(0.55, 0.49, 0.61), Estimate(0.53, 0.45, 0.59), "doubtful"),  # .895 to .995: a no by the gap alone
-        (Estimate(0.10, 0.01, 0.20), Estimate(0.29, 0.19, 0.38), "no"),  # fell from .70 to .46: doubtful by either
+        (Estimate(0.10, 0.01, 0.20), Estimate(0.29, 0.19, 0.38), "no"),  # fell from .70 to .46: right by the gap
     ],
 )
 def test_the_order_of_attempts_must_outweigh_what_they_lack(within: Estimate, gap: Estimate, verdict: str) -> None:

@@ -30,7 +30,7 @@ class Estimate:
     count: int = 0  # episodes, pairs or policies that it is of
 
     def less(self, other: "Estimate") -> "Estimate":
-        """The difference, with the interval that it has if both are independent."""
+        """The difference, with the interval of independent figures: too wide for two that rise together."""
         value = self.value - other.value
         low = value - math.hypot(self.value - self.low, other.high - other.value)
         high = value + math.hypot(self.high - self.value, other.value - other.low)

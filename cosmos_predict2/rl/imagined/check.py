@@ -468,6 +468,7 @@ def true_attempts(
     within = within_groups(value.reshape(TRUE_GROUPS, MEMBERS), nearness_G_M, seed)
     both = 0 < truth.sum() < len(truth)
     figures["true_ends"] = area_under_curve(value, truth, seed=seed, group_N=start_N) if both else Estimate(math.nan)
-    figures["within_starts"] = within = within if within.count >= LEAST_VARIED else Estimate(math.nan)
-    figures["within_above_gap"] = within.less(gap)
+    figures["within_starts"] = Estimate(math.nan)
+    if within.count >= LEAST_VARIED:
+        figures |= {"within_starts": within, "within_above_gap": within.less(gap)}
     return figures

@@ -131,10 +131,14 @@ BOUNDS = (
         " .91 not; .5 is chance", PLAY),
     Bound(WITHIN, "imagined value with truth inside a start, correlation", 0.44, 0.05,
         "0 was followed by harm; by large steps .47 was followed by +.12 to +.18, .34 to .41 by -.32 to +.23", WORLD),
-    Bound("within_above_gap", "the same less true success of what it plays above that of its attempts", 0.12, -0.10,
-        "it learns from attempts: where these succeed less than what it plays, their order must be known all the better"
-        " (.12 or more was followed by -.01 to +.48 in 16 learnings, less by -.08 to +.10 in 7, -.18 and -.27 by -.24"
-        " and -.52)", EXPLORE),
+    Bound("within_above_gap", "order of attempts inside a start (correlation), less what they lack beside greedy ones",
+        0.12, -0.10, "it learns from attempts: the less these succeed, the better their order must be known (.12 and"
+        " more were followed by -.01 to +.48 in 16 learnings, less by -.08 to +.10 in 7, -.18 and -.27 by -.24 and"
+        " -.52)",
+        EXPLORE),
+    Bound("greedy_above_sampled", "true success of what it plays less that of its sampled attempts", 0.38, 0.40,
+        "it learns from attempts, and what these lack is forgotten", EXPLORE, is_least=False,
+        unless="within_above_gap"),
     Bound("success_lost", "of the greedy true episodes succeed, and lose it again before their end", 0.20, 0.50,
         "what is imagined is paid by its last picture, which such a clone fails: one of faucet-open-v3 that succeeded"
         " always had .62, and learnt to .44 and .75; 16 others had at most .04", LASTS, is_least=False),
