@@ -59,8 +59,8 @@ def raised_as(kind: type[UserError], what: str | Path, *causes: type[Exception],
     try:
         yield
     except causes as error:
-        reason = repr(error) if isinstance(error, KeyError) else str(error) or type(error).__name__
-        end = "" if reason.endswith((".", "?")) else "."
+        reason = repr(error) if isinstance(error, KeyError) else str(error).strip() or type(error).__name__
+        end = "" if reason.endswith((".", "?", "'")) else "."
         raise kind(f"{what}: {reason}{end} {cure}".rstrip()) from error
 
 

@@ -106,8 +106,8 @@ class WayResults:
         except ValueError as error:
             path = phase.run / "metrics.jsonl"
             if path.exists() and b"\n" in path.read_bytes():  # one line may be half written
-                cure = f"Remove {phase.run}: it is made again"
-                raise DataError(f"{path} is damaged: no line of it is a record. {cure}.") from error
+                cure = f"Restore it; or remove {phase.run}, which is then made again"
+                raise DataError(f"{path} is damaged: no record can be read from it. {cure}.") from error
             return {}
 
     def gain(self, phase: Phase) -> float:

@@ -660,7 +660,7 @@ def test_a_way_goes_on_where_learning_ended_before_its_first_record(tmp_path: Pa
     assert found.word == "unfinished"
     for damaged in (b"no record\n", b"\xff\n"):
         (phase.run / "metrics.jsonl").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"metrics.jsonl is damaged: .* Remove .*policy: it is made again"):
+        with pytest.raises(DataError, match=r"metrics.jsonl is damaged: .* or remove .*policy, which is then made"):
             WayResults(options, Runner(tmp_path, [])).lines(phase)
 
 
