@@ -40,7 +40,8 @@ def _ladder(results: WayResults) -> Iterator[tuple[str, str, str, str]]:
         word = found["verdict"]["word"]
         yield "world model", word, "its actions", {"follows": "good", "ignores": "bad"}.get(word, "")
     if found := results.clone_verdict(chosen(results.options).name):
-        word = {True: "sees", False: "blind"}.get(found["is_better"], "not known")
+        sees = "hardly sees" if found["next_step"] else "sees"
+        word = {True: sees, False: "blind"}.get(found["is_better"], "not known")
         yield "clone", word, "held-out actions", {"sees": "good", "blind": "bad"}.get(word, "")
     for phase in results.phases:
         if found := results.card(phase):

@@ -235,6 +235,10 @@ def test_a_clone_that_sees_nothing_is_announced_at_its_step(
     assert "It sees so much. Record more." in capsys.readouterr().out
     page = (tmp_path / "index.html").read_text()
     assert "blind" in page and "It sees so much. Record more." in page
+    hardly = cloned(False)
+    hardly["best"]["verdict"]["is_better"] = True
+    write_json(tmp_path / "posttraining/cloning/clone/clone.json", hardly)
+    assert "hardly sees" in write_page(WayResults(options, Runner(tmp_path, steps))).read_text()
 
 
 def test_recordings_are_looked_at_before_anything_is_trained(tmp_path: Path) -> None:
