@@ -230,7 +230,7 @@ class WayResults:
             f" {after['episodes']} episodes {self._starts('nothing was')} ({_change(before, after)})."
         )
         next_step = self.card(done[-1])["next_step"] if word == "unclear" and done else ""
-        next_step = next_step if next_step == CLONE else _NEXT[word]
+        next_step = next_step if next_step == CLONE else _NEXT["full" if after["rate"] >= phases.FULL else word]
         return WayVerdict(word, sentence, next_step + ("" if word == "better" else self._in_simulator()), notes)
 
     def _in_simulator(self) -> str:

@@ -316,6 +316,7 @@ def gone(options: Options, steps: list[WayStep], *, until: int | None = None) ->
     ("verdict", "before", "after", "word"),
     [
         ("go", 40, 70, "better"),
+        ("go", 150, 195, "better"),
         ("go", 40, 50, "unclear"),
         ("doubtful", 70, 30, "worse"),
         ("no", 40, 70, "refused"),
@@ -336,6 +337,7 @@ def test_the_verdict_follows_from_what_was_measured(
     found, _ = gone(options, steps, until=None if after else -1)
     assert found.word == word
     assert (word == "refused") == found.next_step.startswith("do this. --phases 1 records")
+    assert (after == 195) == found.next_step.startswith("Use RUN/policy"), "a success of .975 asks for no phase"
     assert (verdict == "overruled") == ("the gate says no, which was overruled" in str(found.notes))
     imagined(phases_of(options)[0], 0.1, 0.5)
     untried = WayResults(replace(options, suite=""), Runner(tmp_path, steps)).verdict()
