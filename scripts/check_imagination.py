@@ -101,12 +101,15 @@ def run(args: argparse.Namespace) -> int:
             drawn = suites.size_of_recordings(args.suite, height)
             with closing(suites.find(args.suite, **drawn).env(check.AT_ONCE, policy)) as env:
                 one |= check.true_attempts(policy, env, imagination, reward, learnt, seed, fit)
+            one["imagined_above_true"] = one["greedy_imagined_success"].less(one["greedy_success_once"])
         by_policy[name] = one
     if args.played:
         played = with_actions_of(LeRobotSource.open(args.played), imagination)
         outcomes = recorded_outcomes(played, args.success_column, last=True)
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0, fit)
         figures |= check.played_figures(imagination, reward, own, seed)
+        if len(policies) == 1 and not args.suite:  # else whose episodes these are is not known, or more is
+            one["imagined_above_true"] = one["greedy_imagined_success"].less(figures["played_success"])
     judged = judge(figures, by_policy, args.allow)
 
     places = {"world_model": args.world_model, "reward": args.reward, **policies}

@@ -343,7 +343,7 @@ def policy_figures(
     above = ((best[:, None] > known) + 0.5 * (best[:, None] == known)).mean(axis=1) if len(known) else []
     return {
         "greedy_value": agreement.mean(best, seed),
-        "greedy_imagined_success": greedy.success_E.double().mean().item(),
+        "greedy_imagined_success": agreement.mean(greedy.success_E.double().numpy(), seed),
         "sampled_value": agreement.mean(value_G_M.mean(axis=1), seed),
         "spread": float((numpy.ptp(value_G_M, axis=1) > LEAST_SPREAD).mean()),
         "above_nothing": agreement.mean(wins, seed),
@@ -461,8 +461,9 @@ def true_attempts(
     figures["greedy_success"] = agreement.mean(likeliest_G.astype(float), seed)
     gap = figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
     env.terminate_on_success = True  # as a robot stops at success
-    ever_G = attempts(policy, env, starts).success_E.numpy()
-    figures["success_lost"] = agreement.mean(ever_G.astype(float) - likeliest_G, seed)
+    ever_G = attempts(policy, env, starts).success_E.numpy().astype(float)
+    figures["greedy_success_once"] = agreement.mean(ever_G, seed)
+    figures["success_lost"] = agreement.mean(ever_G - likeliest_G, seed)
     nearness_G_M = nearness.reshape(TRUE_GROUPS, MEMBERS)
     start_N = numpy.repeat(numpy.arange(TRUE_GROUPS), MEMBERS)
     within = within_groups(value.reshape(TRUE_GROUPS, MEMBERS), nearness_G_M, seed)

@@ -121,9 +121,8 @@ def _gate(page: Page, phase: Phase, card: dict[str, Any]) -> None:
     page.heading(f"6. Gate{phase.title}", f"Is what is imagined to be trusted? {card['verdict']}.")
     page.findings(card["reasons"])
     figures = card["figures"]
-    groups = {"": figures, **{name: figures[name] for name in figures if name.partition("/")[0] == "policy"}}
-    allowed = figures.get("allowed", ())
-    page.text(table([line for name, group in groups.items() for line in lines_of(name, group, allowed)]))
+    by_policy = {name: figures[name] for name in figures if name.partition("/")[0] == "policy"}
+    page.text(table(list(lines_of(figures, by_policy, figures.get("allowed", ())))))
     page.note(f"Next, says the gate: {card['next_step']}")
 
 
