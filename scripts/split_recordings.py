@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> None:
             outcomes.append(bool(reward.judge(last.permute(1, 2, 3, 0)[None], {}).success_E_F[0, 0]))
         judged_by = f"{Path(args.classifier).name}, last picture"
     else:
+        judged = " Or let a reward model judge last pictures: --classifier FILE."
+        splits.require_column(source, args.success_column, judged)
         outcomes = splits.recorded_outcomes(source, args.success_column, last=args.judge == LAST)
         judged_by = f"{args.success_column}, {args.judge} frame"
     own = dict(outcomes=outcomes, judged_by=judged_by, before=splits.read_split(args.extend) if args.extend else None)

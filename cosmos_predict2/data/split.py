@@ -154,14 +154,19 @@ def recorded_outcomes(source: LeRobotSource, column: str, *, last: bool = False)
     return found
 
 
-def success_of_frames(source: LeRobotSource, i: int, column: str) -> tuple[NDArray[numpy.bool_], NDArray[numpy.bool_]]:
-    """[F], true for the frames of an episode that show success, by a number above 0.5 in ``column``; and [F], true
-    where none is recorded."""
+def require_column(source: LeRobotSource, column: str, other: str = "") -> None:
+    """Raise where there is no such column of success; ``other`` is what else would do."""
     if column not in source.info.features:
         raise DataError(
             f"{source.info.root} has no column '{column}', which marks success.{near(column, source.info.features)}"
-            " Name it (--success_column), or write it: 1 on frames that show success."
+            f" Name it (--success_column), or write it: 1 on frames that show success.{other}"
         )
+
+
+def success_of_frames(source: LeRobotSource, i: int, column: str) -> tuple[NDArray[numpy.bool_], NDArray[numpy.bool_]]:
+    """[F], true for the frames of an episode that show success, by a number above 0.5 in ``column``; and [F], true
+    where none is recorded."""
+    require_column(source, column)
     values = source.columns(i, [column], gaps=True)[column].astype(numpy.float64)
     values = values.reshape(int(source.episodes.lengths[i]), -1)
     return numpy.any(values > 0.5, axis=1), numpy.any(numpy.isnan(values), axis=1)

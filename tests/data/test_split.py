@@ -197,7 +197,9 @@ def test_recordings_that_cannot_be_split_are_named(
     assert re.search(named, capsys.readouterr().err) and not (tmp_path / "split.json").exists()
 
 
-def test_a_classifier_judges_the_last_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_classifier_judges_the_last_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     outcomes = [i % 2 == 0 for i in range(14)]
     writer = Writer(tmp_path / "data", 10.0)
     for i, outcome in enumerate(outcomes):
@@ -208,6 +210,8 @@ def test_a_classifier_judges_the_last_pictures(tmp_path: Path, monkeypatch: pyte
     writer.finish()
     write_classifier(tmp_path / "reward.safetensors", SuccessClassifier((8,) * 5), {"threshold": 0.5})
     monkeypatch.setattr(SuccessClassifier, "logits", lambda self, images: images.mean(dim=(1, 2, 3))[:, None])
+    assert call(split_recordings, str(tmp_path / "data"), "--out", str(tmp_path / "split.json")) == 2
+    assert "judge last pictures: --classifier FILE" in capsys.readouterr().err, "there is no column of success"
     words = ("--classifier", str(tmp_path / "reward.safetensors"), "--out", str(tmp_path / "split.json"))
     assert call(split_recordings, str(tmp_path / "data"), *words) == 0
     split = read_split(tmp_path / "split.json")
