@@ -31,6 +31,8 @@ add("data", metavar="DATA", type=Path, help="the folder of a LeRobot data set")
 add("--out", required=True, type=command_line.local_folder, metavar="RUN", help="the folder of all that is made")
 add("--suite", default="", help="where policies can truly act: gym:ID, gym:MODULE:ID, MODULE:CLASS, libero_10, ...")
 kinds = "cloned (default: conv); others: pi05, openvla_oft, MODULE:CLASS; may be repeated"
+played = "20 episodes or more that the robot played by the clone (LeRobot), for the gate; without --suite"
+add("--played", type=Path, metavar="FOLDER", help=played)
 add("--policy", dest="policies", action="append", metavar="POLICY", help=kinds)
 add("--clones", type=command_line.at_least(1), default=2, help="of each kind, of which one learns")
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
@@ -53,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.out.resolve() == args.data.resolve():
         raise ConfigError(f"--out {args.out} is the folder of the recordings: name another, of what is made of them.")
+    if args.played and args.suite:
+        raise ConfigError(f"--played {args.played}: with --suite the gate plays the clone itself; leave one out.")
     if args.phases and not args.suite:
         raise ConfigError(f"--phases {args.phases}: true episodes need --suite, where the policy can play them.")
     if args.phases and args.success_column != SUCCESS_COLUMN:

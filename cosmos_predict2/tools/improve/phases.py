@@ -38,6 +38,7 @@ class Options:
     data: Path
     out: Path
     suite: str = ""
+    played: Path | None = None  # what the robot did by the clone, where there is no suite
     imports: tuple[str, ...] = ()
     policies: tuple[str, ...] = ("conv",)  # kinds of clones
     clones: int = 2  # of each kind
@@ -68,17 +69,27 @@ class RecordedSizes:
 
 def look(options: Options) -> RecordedSizes:
     """Read the index and the actions of the recordings, and refuse those of which nothing can be learnt."""
-    source = LeRobotSource.open(options.data, options.action_keys)
-    require_usable(source, options.camera or None, options.action_keys)
-    success_of_frames(source, 0, options.success_column)  # raises where there is no such column
+    source = _usable(options, options.data)
     key = source.camera(options.camera or None)
     height, width = source.frames(0, cameras_in(key)[0], [0]).shape[-2:]
     dim = source.width(source.action_parts())
+    if options.played is not None:
+        played = _usable(options, options.played)
+        if (found := played.width(played.action_parts())) != dim:
+            raise DataError(f"--played {options.played} has actions of {found} numbers, {options.data} of {dim}.")
     longest = int(source.episodes.lengths.max())
     sentences = tuple(sorted({source.caption(i) for i in range(len(source))}))
     size = small_size(height, width, options.picture_size)
     state_dim = source.width(choose_state(source.info, STATE)) if options.state else 0
     return RecordedSizes(size, (height, width), key, dim, longest - 1, source.info.fps, sentences, state_dim)
+
+
+def _usable(options: Options, folder: Path) -> LeRobotSource:
+    """Recordings that have what the way reads of them."""
+    source = LeRobotSource.open(folder, options.action_keys)
+    require_usable(source, options.camera or None, options.action_keys)
+    success_of_frames(source, 0, options.success_column)  # raises where there is no such column
+    return source
 
 
 @dataclass(frozen=True)

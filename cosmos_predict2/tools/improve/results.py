@@ -315,7 +315,8 @@ _NEXT = {
     **dict.fromkeys(("better", "unclear"), _AGAIN),
     **dict.fromkeys(("kept", "worse"), _CLONE),
     "full": "Use RUN/policy; what it cannot do yet takes other recordings: harder starts, another task.",
-    "unmeasured": "Let the robot play 20 episodes with the clone and 20 with RUN/learnt, from the same starts; count.",
+    "unmeasured": "Let the robot play 20 episodes with the clone and 20 with RUN/learnt, from the same starts; count."
+    " Recorded, those of the clone tell the gate more (--played).",
 }
 
 

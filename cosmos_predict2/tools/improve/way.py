@@ -201,9 +201,10 @@ class _Way:
         words = ("-m", "scripts.check_imagination", *_flags(data=phase.data, split=phase.split))
         words += _flags(world_model=phase.world_model, reward=phase.reward, policy=phase.policy)
         words += (*self.imports, *self.suite, *self.camera, *self.seed)
-        words += _flags(success_column=self.options.success_column, out=phase.card)
+        played = self.options.played
+        words += _flags(played=played or "", success_column=self.options.success_column, out=phase.card)
         judged = (phase.world_model / "checkpoints", phase.reward, phase.policy)
-        reads = (phase.data, phase.split, *judged, *self.playing())
+        reads = (phase.data, phase.split, *judged, *self.playing(), *([played] if played else []))
         how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
         return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, reads, (phase.card,), **how)
 

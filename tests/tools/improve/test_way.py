@@ -43,6 +43,7 @@ from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.storage import write_json
+from scripts import improve_policy
 from scripts.train import DEFAULT_CONFIG
 from tests.programs import finished, python
 
@@ -114,6 +115,28 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     assert of_keys[:2] == ["split", "world_model"] and {"starts", "clone", "clone_phase_3", "starts_3"} <= {*of_keys}
     (one,) = (s.words for s in steps_of(replace(options, episodes=1, phases=0), RECORDED) if s.name == "trial_after")
     assert one[one.index("--episodes") + 1] == "1"
+
+
+def test_what_the_robot_played_is_asked_by_the_gate(tmp_path: Path) -> None:
+    def recordings(name: str, width: int) -> Path:
+        writer, pictures = Writer(tmp_path / name, fps=10), torch.zeros(3, 5, 32, 32, dtype=torch.uint8)
+        rows = {"action": numpy.zeros((5, width), numpy.float32), "next.success": numpy.zeros(5, numpy.float32)}
+        for _ in range(2):
+            writer.add(Recording(rows, {"observation.images.front": pictures}, "go"))
+        writer.finish()
+        return tmp_path / name
+
+    own = recordings("own", 2)
+    options = replace(OPTIONS, data=recordings("data", 2), suite="", played=own)
+    (gate,) = (step for step in steps_of(options, look(options)) if "--played" in step.words)
+    assert gate.name == "gate" and own in gate.reads and str(own) in gate.words
+    with pytest.raises(DataError, match=r"wide has actions of 3 numbers, .*data of 2"):
+        look(replace(options, played=recordings("wide", 3)))
+    with pytest.raises(DataError, match="none"):
+        look(replace(options, played=tmp_path / "none"))
+    words = map(str, (options.data, "--out", tmp_path / "out", "--played", own, "--suite", "gym:ID"))
+    with pytest.raises(ConfigError, match="the gate plays the clone itself"):
+        improve_policy.run(improve_policy.parser.parse_args([*words]))
 
 
 def test_an_environment_that_changed_is_played_again_and_nothing_is_cloned_again(
