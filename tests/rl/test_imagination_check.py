@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -47,6 +48,7 @@ from imaginaire.errors import ConfigError, DataError
 from scripts import check_imagination
 from tests.data.lerobot_files import write_random
 from tests.programs import call, finished, python
+from tests.test_documentation import ROOT
 
 NUM, FEW = 48, 12
 ONE_VIEW: Any = SimpleNamespace(views=("",))  # of which nothing is imagined
@@ -179,10 +181,6 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     blind = imagination_check.clone_figures(about)
     assert judge(figures(), {"policy": blind}).verdict == "no", "its interval reaches 0"
     assert judge(figures(), {"policy": imagination_check.clone_figures({**about, "recordings": 2})}).verdict != "no"
-    for value, is_named in ((0.9, False), (0.91, True)):
-        whole = {"greedy_value": Estimate(value), "greedy_success": found["greedy_success"]}
-        notes = " ".join(judge(figures(), {"policy": whole}).warnings)
-        assert (f"plays at {value:.2f} of 1, and it truly succeeds in 0." in notes) == is_named
     seen = judge(figures(), {"policy": {**blind, "true_above_nothing": Estimate(0.04, 0.03, 0.06)}})
     assert seen.verdict == "doubtful" and "true success less" in seen.reasons[0], "true attempts know it better"
     assert any("as one does that sees nothing" in text for text in seen.warnings), "and it is named all the same"
@@ -300,6 +298,13 @@ def test_the_order_of_attempts_must_outweigh_what_they_lack(within: Estimate, ga
     both = within.less(gap)
     assert both.value == pytest.approx(within.value - gap.value) and both.low < both.value < both.high
     assert judge(figures(), {"policy": {"within_above_gap": both}}).verdict == verdict
+
+
+def test_the_page_has_the_bounds() -> None:
+    page = (ROOT / "documentations/trust.md").read_text()
+    rows = re.findall(r"^\| .*?\(`(\w+)`\).*? \| ([≥≤]) ([\d.-]+) \| (.*?) ?\| ", page, re.MULTILINE)
+    found = {name: (sign == "≥", float(go), float(no.split()[-1]) if no else None) for name, sign, go, no in rows}
+    assert found == {one.name: (one.is_least, one.go, one.no and round(one.no, 2)) for one in BOUNDS}
 
 
 def test_the_verdict_follows_the_bounds() -> None:

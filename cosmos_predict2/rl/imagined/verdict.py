@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
+from cosmos_predict2.rl.policies.null import MUCH
 from cosmos_predict2.rl.trust import Verdict
 from imaginaire.errors import ConfigError, near
 
@@ -18,7 +19,6 @@ LEAST_EPISODES = 8  # held-out ones of either outcome: with fewer the area under
 LEAST_PLAYED = 20
 MOST_FALSE, MOST_NOTHING = 0.3, 0.12  # where success was paid at .35 and .13, the true one fell to 0
 LEAST_FOUND = 0.5  # of imagined successes by the threshold
-MOST_VALUED = 0.9  # of its greedy episodes: at .93 learning left .855 at .850, at .45 it took .380 to .490
 GO, DOUBTFUL, NO = "go", "doubtful", "no"
 
 DATA = "record {times} times as many episodes, failures and successes: {needed} of either outcome must be held out"
@@ -87,7 +87,7 @@ class Bound:
 
 # In the order of what to do first: the first one that is not right names the next step.
 BOUNDS = (
-    Bound("explained", "of held-out actions the clone explains", 0.05, 0.00,
+    Bound("explained", "of held-out actions the clone explains", MUCH, 0.00,
         "one that explained -.01 had the success of doing nothing; others explained .11 to .44", CLONE,
         unless="true_above_nothing", by_interval=True),
     Bound("true_above_nothing", "its true success less that of doing nothing", 0.05, 0.01,
@@ -283,11 +283,6 @@ def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
     within = figures.get(WITHIN)
     if isinstance(within, Estimate) and math.isnan(within.value):
         yield "too few starts of its true attempts have both outcomes for the figure inside a start"
-    value, true = figures.get("greedy_value"), figures.get("greedy_success")
-    if isinstance(value, Estimate) and value.value > MOST_VALUED:
-        but = f", and it truly succeeds in {true.as_text()}" if isinstance(true, Estimate) else ""
-        what = f"imagination values what the policy plays at {value.value:.2f} of 1{but}"
-        yield f"{what}: perhaps little is left to be paid for"
     explained = figures.get("explained")
     if isinstance(explained, Estimate) and explained.low <= 0 and "true_above_nothing" in figures:
         yield (f"the clone explains {explained.as_text()} of held-out actions, as one does that sees nothing: {CLONE}")

@@ -28,7 +28,7 @@ ADDRESS = "null:"
 KINDS = ("still", "mean", "random")
 Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
 LEAST_RECORDINGS = 3  # held out, to measure what a clone has learnt
-MUCH = 0.05  # of what differs between held-out actions, as the gate's bound has it
+MUCH = 0.05  # of what differs between held-out actions
 CURE = (
     "Clone another kind of policy, record more episodes that succeed, clone for longer"
     " (trainer.max_iter), or begin with published weights (model.config.base); then look at the figures again."
