@@ -109,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
         own = check.read_episodes(played, args.camera, range(len(played)), outcomes, 0, fit)
         figures |= check.played_figures(imagination, reward, own, seed)
         if len(policies) == 1 and not args.suite:  # else whose episodes these are is not known, or more is
+            one = by_policy["policy"]
             one["imagined_above_true"] = one["greedy_imagined_success"].less(figures["played_success"])
     judged = judge(figures, by_policy, args.allow)
 

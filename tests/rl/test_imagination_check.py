@@ -332,7 +332,7 @@ def test_the_verdict_follows_the_bounds() -> None:
     assert (unseen.verdict, unseen.next_step) == ("doubtful", TRY) and "attempts from one start" in unseen.reasons[0]
     assert judge(figures(), {"policy/1": {}, "policy/2": {WITHIN: Estimate(math.nan)}}).verdict == "doubtful"
     assert judge(figures(**{WITHIN: math.nan}), allowed=[WITHIN]).verdict == "go"
-    bad = dict(ends_imagined=0.5, ends_near_starts=0.5, own_above_swapped=0.5)
+    bad = dict(ends_imagined=0.5)
     assert judge(figures(**bad)).verdict == judge(figures(**bad), {"policy": {WITHIN: 0.2}}).verdict == "go"
     assert judge(figures(**bad), {"policy": {WITHIN: math.nan}}).verdict == "no", "too few attempts to know it better"
     assert judge(figures(**bad, **{WITHIN: math.nan}), {"policy/1": {WITHIN: 0.2}, "policy/2": {}}).verdict == "no"
@@ -354,7 +354,7 @@ def test_what_is_paid_for_nothing_is_a_false_success(few: Path, tiny_imagination
     some = imagination_check.read_episodes(LeRobotSource.open(few), None, range(3), outcomes, 12)
     found, _ = imagination_check.replays(tiny_imagination, ConstantReward(), some)
     assert found["nothing_success"] == found["false_success_imagined"] == found["nothing_valued"].value == 1
-    assert found["own_above_nothing"].value == found["ends_imagined"].value == 0.5
+    assert found["ends_imagined"].value == 0.5
 
 
 def test_wrong_inputs_are_named(few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

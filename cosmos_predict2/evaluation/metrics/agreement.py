@@ -73,15 +73,6 @@ def area_under_curve(
     return Estimate(float((wins * pairs).sum() / pairs.sum()), float(low), float(high), int(pairs.sum()))
 
 
-def nearest_pairs(distance_N_N: Floats, truth_N: Bools, count: int) -> Bools:
-    """[N, N], true for each success and the ``count`` failures that are nearest to it."""
-    failures = numpy.flatnonzero(~truth_N)
-    found = numpy.zeros(distance_N_N.shape, dtype=bool)
-    for i in numpy.flatnonzero(truth_N):
-        found[i, failures[numpy.argsort(distance_N_N[i, failures], kind="stable")[:count]]] = True
-    return found
-
-
 def mean(values: Any, seed: int = 0) -> Estimate:
     """The mean of episodes, each of which is drawn anew. A share of them has Wilson's interval: where all are alike,
     drawing them anew changes nothing."""

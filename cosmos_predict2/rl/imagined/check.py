@@ -29,7 +29,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import Split, read_split
 from cosmos_predict2.data.video.clips import Fit
 from cosmos_predict2.evaluation.metrics import agreement
-from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, nearest_pairs, within_groups
+from cosmos_predict2.evaluation.metrics.agreement import Estimate, area_under_curve, within_groups
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
 from cosmos_predict2.rl.envs.first_frames import GivenStarts, RecordedFacts, SimulatedStarts
 from cosmos_predict2.rl.envs.replays import BATCH, held, recorded_actions, replayed, rested, round_trip, whole_chunks
@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 Values = NDArray[numpy.float64]
 Figures = dict[str, Any]  # by name: an Estimate, a number or a list of numbers
 
-NEAREST = 5  # failures that a success is compared with, of the starts that look most like its own
 AT_ONCE = 8  # places of a true environment
 GROUPS, MEMBERS = 16, 8  # of a policy's imagined episodes: starts, and attempts from each
 TRUE_GROUPS = 48  # starts of its true ones: the correlation inside a start of 64 scatters by .06, so of 16 by .12
@@ -166,7 +165,6 @@ def replays(
         value, judged = judge(reward, pictures, episodes.tasks)
         figures[f"ends_{name}"] = area_under_curve(value, truth, seed=seed)
         figures[f"recall_{name}"], figures[f"false_success_{name}"] = judged[truth].mean(), judged[~truth].mean()
-    figures["ends_near_starts"] = near_starts(value, episodes, seed)
     if len(set(episodes.tasks)) > 1:
         tasks = numpy.array(episodes.tasks)
         figures["ends_within_tasks"] = area_under_curve(value, truth, tasks[:, None] == tasks, seed)
@@ -177,8 +175,6 @@ def replays(
         value, judged = judge(reward, pictures, episodes.tasks)
         figures[f"{name}_success"] = judged.mean()
         figures[f"{name}_valued"] = agreement.mean(value >= numpy.median(own[truth]), seed)
-        # from one start, as a group's advantage compares: 0.5 where actions do not matter
-        figures[f"own_above_{name}"] = agreement.mean((own > value)[truth] + 0.5 * (own == value)[truth], seed)
     return figures, films
 
 
@@ -205,13 +201,6 @@ def imagined_ends(
             if i < num_films:
                 films[i] = frames[: len(actions[i]) + 1].clone()
     return torch.stack([ends[i] for i in range(len(actions))]), [films[i] for i in sorted(films)]
-
-
-def near_starts(value_E: Values, episodes: OutcomeEpisodes, seed: int) -> Estimate:
-    """The area under the curve of each success and the failures whose starts look most like its own."""
-    thumbs = _thumbs(episodes.first_E_H_W_C)
-    near = nearest_pairs(torch.cdist(thumbs, thumbs).double().numpy(), episodes.success_E, NEAREST)
-    return area_under_curve(value_E, episodes.success_E, near, seed)
 
 
 def _other_actions(episodes: OutcomeEpisodes, seed: int) -> dict[str, list[Tensor]]:
@@ -417,7 +406,6 @@ def played_figures(
         figures["played_ends"] = area_under_curve(value, played.success_E, seed=seed)
         seen, _ = judge(reward, played.last_E_H_W_C, played.tasks)
         figures["played_ends_true"] = area_under_curve(seen, played.success_E, seed=seed)
-        figures["played_near_starts"] = near_starts(value, played, seed)
     return figures
 
 

@@ -40,6 +40,10 @@ LASTS = (
     "keep the clone, which a robot stops at its first success; or clone drivers that stay where they succeed, recorded"
     " for some steps behind it"
 )
+LIES = (
+    "keep the clone, or let a simulator teach it: more iterations of the world model, or 100 true episodes of the"
+    " policy, did not help where this was measured; record more, with failures of purposeful actions (a guess)"
+)
 WITHIN = "within_starts"
 UNSEEN = (
     "whether imagination orders attempts from one start rightly is not known (--policy with --suite plays some): with"
@@ -102,15 +106,10 @@ BOUNDS = (
         "a world model that ignores its actions imagines the same whatever is decided (-.07 after 100"
         " iterations); at .10, .22 and .28 true success rose by .10, .055 and .295", WORLD),
     Bound("ends_imagined", "area under the curve, imagined ends", 0.64, 0.55,
-        ".5 is chance; of 28 learnings at .64 to .96 it told nothing of what followed (.64: +.055, .66: +.16)", WORLD,
-        unless=WITHIN),
+        ".5 is chance; in 28 learnings at .64 to .96 it did not predict the change of true success (.64: +.055,"
+        " .66: +.16)", WORLD, unless=WITHIN),
     Bound("ends_within_tasks", "the same within one task", 0.65, 0.55,
         "attempts at one task are compared with each other, never with those at another", WORLD),
-    Bound("ends_near_starts", "the same among starts that look alike", 0.65, None,
-        "a policy is taught by differences between attempts from one start (.83 after 1,200 iterations, .70 after 100)",
-        WORLD, unless=WITHIN),
-    Bound("own_above_swapped", "successes valued above other actions from the same start", 0.60, None,
-        "a world model that ignores actions has .5", WORLD, unless=WITHIN),
     Bound("nothing_valued", "doing nothing valued above the median success", 0.20, 0.35,
         "what is paid for nothing is learnt first", IMAGINED_REWARD, is_least=False),
     Bound("random_valued", "random actions valued above the median success", 0.25, 0.45,
@@ -128,11 +127,11 @@ BOUNDS = (
     Bound("played_ends", "area under the curve, the policy's own episodes", 0.66, 0.55,
         "recordings may be easier to judge than what this policy does", WORLD),
     Bound("imagined_above_true", "imagined success of what the policy plays, less its true success", 0.40, 0.56,
-        "success that is not there cannot be told from what is: at .58 to .69 six learnings brought -.08 to .00, at"
-        " .53 and less 17 of 22 at least +.05", PLAY, is_least=False),
+        "a policy cannot learn from failures that are imagined as successes: at .58 to .69 true success changed by"
+        " -.08 to .00 in six learnings, at .53 and less it rose by .05 or more in 17 of 22", LIES, is_least=False),
     Bound("true_ends", "area under the curve, the policy's true attempts imagined", 0.60, 0.50,
-        "what it does is harder to judge than recordings: at .57 to .59 four learnings brought -.24 to .00, at .60 and"
-        " more 17 of 24 at least +.05; .5 is chance", PLAY),
+        "what it does is harder to judge than recordings: at .57 to .59 true success changed by -.24 to .00 in four"
+        " learnings, at .60 and more it rose by .05 or more in 17 of 24; .5 is chance", PLAY),
     Bound(WITHIN, "imagined value with truth inside a start, correlation", 0.10, 0.05,
         "0 was followed by harm; from .11 on true success could rise by .10 and more", WORLD),
     Bound("within_above_gap", "order of attempts inside a start (correlation), less what they lack beside greedy ones",

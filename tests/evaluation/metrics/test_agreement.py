@@ -14,7 +14,6 @@ from cosmos_predict2.evaluation.metrics.agreement import (
     line,
     mean,
     misordered,
-    nearest_pairs,
     pearson,
     rank_violation,
     ranks,
@@ -56,13 +55,6 @@ def test_a_share_of_none_or_all_has_an_interval() -> None:
     assert mean([True] * 48).high == 1 and mean([True] * 48).low == pytest.approx(0.947, abs=0.001)
     shares = mean([0, 1] * 24), mean([0.0, 1.0, *[0.0, 1.0] * 23, 0.25, 0.75])
     assert shares[0].low == pytest.approx(shares[1].low, abs=0.03), "about that of a bootstrap in the middle"
-
-
-def test_pairs_are_of_the_nearest_failures() -> None:
-    place = array(0, 1, 2, 9)
-    truth = numpy.array([False, True, False, False])
-    near = nearest_pairs(abs(place[:, None] - place), truth, 2)
-    assert near.sum() == 2 and near[1, 0] and near[1, 2]
 
 
 def test_correlation_inside_groups_leaves_out_what_groups_differ_by() -> None:
