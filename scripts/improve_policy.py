@@ -31,7 +31,7 @@ add("data", metavar="DATA", type=Path, help="the folder of a LeRobot data set")
 add("--out", required=True, type=command_line.local_folder, metavar="RUN", help="the folder of all that is made")
 add("--suite", default="", help="where policies can truly act: gym:ID, gym:MODULE:ID, MODULE:CLASS, libero_10, ...")
 kinds = "cloned (default: conv); others: pi05, openvla_oft, MODULE:CLASS; may be repeated"
-played = "20 episodes or more that the robot played by the clone (LeRobot), for the gate; without --suite"
+played = "20 or more episodes (LeRobot) that the robot played by the clone that learns; without --suite"
 add("--played", type=Path, metavar="FOLDER", help=played)
 add("--policy", dest="policies", action="append", metavar="POLICY", help=kinds)
 add("--clones", type=command_line.at_least(1), default=2, help="of each kind, of which one learns")

@@ -216,11 +216,12 @@ class WayResults:
         notes = (*self._checked(done, better), *self._choice())
         if not better:
             sentence = f"What was learnt is not kept: {self.tried(done[-1])}. RUN/policy is the clone."
-            next_step = _NEXT["kept" if options.suite or done[-1].number in self.stopped else "unmeasured"]
+            is_kept = options.suite or done[-1].number in self.stopped
+            next_step = _NEXT["kept"] if is_kept else self._unmeasured()
             return WayVerdict("kept", sentence, next_step + self._in_simulator(), notes)
         if not options.suite:
             sentence = f"A policy has learnt in imagination: {self.tried(done[-1])}. True success is not known."
-            return WayVerdict("unmeasured", sentence, _NEXT["unmeasured"], notes)
+            return WayVerdict("unmeasured", sentence, self._unmeasured(), notes)
         before = self.success(self.truth_of(chosen(options)))
         after = self.success(f"after{better[-1].end}")
         low, high = difference(before, after)
@@ -232,6 +233,15 @@ class WayResults:
         next_step = self.card(done[-1])["next_step"] if word == "unclear" and done else ""
         next_step = next_step if next_step == CLONE else _NEXT["full" if after["rate"] >= phases.FULL else word]
         return WayVerdict(word, sentence, next_step + ("" if word == "better" else self._in_simulator()), notes)
+
+    def _unmeasured(self) -> str:
+        clone = f"RUN/{phases.CLONED}/{chosen(self.options).name}/policy"
+        asked = (
+            "" if self.options.played else " Recorded, those of the clone are measured by the gate: --played FOLDER."
+        )
+        return (
+            f"Let the robot play 20 episodes with {clone} and 20 with RUN/learnt, from the same starts; count.{asked}"
+        )
 
     def _in_simulator(self) -> str:
         """The command by which the simulator itself teaches; nothing of a robot, and of policies that were not tried
@@ -315,8 +325,6 @@ _NEXT = {
     **dict.fromkeys(("better", "unclear"), _AGAIN),
     **dict.fromkeys(("kept", "worse"), _CLONE),
     "full": "Use RUN/policy; what it cannot do yet takes other recordings: harder starts, another task.",
-    "unmeasured": "Let the robot play 20 episodes with the clone and 20 with RUN/learnt, from the same starts; count."
-    " Recorded, those of the clone tell the gate more (--played).",
 }
 
 
