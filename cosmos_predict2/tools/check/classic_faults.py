@@ -37,6 +37,7 @@ SHOWN, CONTRADICTS, MENDED = 0.7, 1.0, 0.33  # of a change's variance, see `_odd
 TURNS_SHOWN = 0.35  # the same of a motion that is turned: mirrored sets had 0.07 to 0.26
 LATE_LEFT = 0.05  # of an episode's changes: one whose actions leave less of them is not late
 LEAST_ODD, MOST_ODD = 2, 0.5  # episodes: one fits some change by chance; the more frequent way is held to be right
+FEW_ODD = 0.05  # of the episodes: fewer are only noted, as 2 of 100 clean ones fitted by chance
 ALIEN, BETTER = 4.0, 4.0  # usual deviations of an episode's places from the others', and how many times fewer mended
 OTHER_UNIT, ONE_UNIT = 10.0, 3.0  # degrees are 57 radians; numbers of an episode that share a factor differ by less
 SAME_RANGE = 0.5  # common part of two ranges, of both together: the same unit
@@ -290,12 +291,17 @@ def _effects(episodes: Sequence[CheckedEpisode], names: Sequence[str]) -> Found:
         return
     best = max(known, key=lambda pairs: pairs.effect)
     odd = [*_odd_episodes(best, names, episodes)]
-    for pairs in seen if not (has_state and odd) else ():  # wrong actions explain no picture
+    has_fault = any(kind for kind, _ in odd)
+    for pairs in seen if not (has_state and has_fault) else ():  # wrong actions explain no picture
         odd += _odd_episodes(pairs, (), episodes) if pairs is not best else ()
-    if not odd and best.effect < EFFECT:
+    yield from odd
+    if any(kind for kind, _ in odd):
+        return
+    if best.effect < EFFECT:
         text = f"the actions explain {best.what} no better than those of other episodes do"
-        odd = [("no_effect", f"{text}. Are they of other episodes, of another robot, or of another column?")]
-    yield from odd or _late(best)
+        yield "no_effect", f"{text}. Are they of other episodes, of another robot, or of another column?"
+    else:
+        yield from _late(best)
 
 
 def _late(pairs: _Pairs) -> Found:
@@ -354,7 +360,11 @@ def _odd_episodes(pairs: _Pairs, names: Sequence[str], episodes: Sequence[Checke
         if is_mended.sum() <= MOST_ODD * count:
             is_late = kind == "late_actions"
             cure = "Move their actions one row up" if is_late else "Convert these episodes, or remove them"
-            yield kind, f"{text} in {_some(is_mended, episodes)} beside the others, by {pairs.what}. {cure}."
+            found = f"{text} in {_some(is_mended, episodes)} beside the others, by {pairs.what}"
+            if is_mended.sum() < FEW_ODD * count:
+                yield "", f"{found}. So few may fit by chance: look at them."
+            else:
+                yield kind, f"{found}. {cure}."
 
 
 def _changed(actions: Floats, names: Sequence[str]) -> Iterator[tuple[str, str, list[int], Floats]]:

@@ -66,6 +66,19 @@ def test_few_episodes_are_not_compared() -> None:
     assert kinds(sets.RobotSet(made.columns[:5], made.videos[:5])) == []
 
 
+@pytest.mark.parametrize(("count", "level"), [(2, "note"), (3, "error")])
+def test_few_odd_episodes_of_many_are_noted(count: int, level: str) -> None:
+    """Two of a hundred clean ones of a public simulator fitted by chance."""
+    made = sets.moving_dot()
+    for other in (sets.moving_dot(3), sets.moving_dot(4)):
+        made.columns += other.columns
+        made.videos += other.videos
+    for videos in made.videos[:count]:
+        videos[sets.TOP] = videos[sets.TOP][:, :, ::-1].copy()
+    (found,) = findings(made)
+    assert found.level == level and f"'{sets.TOP}' is mirrored in {count} of 48 episodes" in found.text
+
+
 def test_motion_has_the_sign_of_its_direction() -> None:
     """In both ways to see it; and mirrored pictures have the other sign in the first and the third number."""
     films = [film[sets.TOP][..., 0].astype(float) for film in sets.clean("moving_dot").videos[:3]]
