@@ -44,7 +44,8 @@ add("--picture_size", type=command_line.at_least(16), default=64, help="of their
 phases = "more of them, with --suite: 100 true episodes of the policy, and the way again with all recordings"
 add("--phases", type=command_line.at_least(0, 20), default=0, help=phases)
 add("--seed", type=command_line.at_least(0), default=0, help="of all that is drawn")
-add("--allow_unchecked", action="store_true", help="go on also where the recordings have faults or the gate says no")
+add("--allow_faults", action="store_true", help="go on also where faults of the recordings are found")
+add("--allow_unchecked", action="store_true", help="learn also where the gate says no")
 add("--dryrun", action="store_true", help="look at what is given, and print the commands")
 
 

@@ -50,6 +50,7 @@ class Options:
     episodes: int = 200
     phases: int = 0  # besides the one of the recordings
     seed: int = 0
+    allow_faults: bool = False
     allow_unchecked: bool = False
 
 

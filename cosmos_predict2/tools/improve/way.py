@@ -108,8 +108,8 @@ class _Way:
     def check(self) -> WayStep:
         found, data = self.out / "recordings.json", self.options.data
         words = ("-m", "scripts.check_dataset", str(data), *_flags(json=found))
-        codes = (0, 1) if self.options.allow_unchecked else (0,)  # 1: faults, which may be meant
-        cure = " Mend the faults, or go on with --allow_unchecked."
+        codes = (0, 1) if self.options.allow_faults else (0,)  # 1: faults, which may be meant
+        cure = " Mend the faults, or go on with --allow_faults."
         title = "look through the recordings"
         return WayStep("check", title, words, (data,), (found,), guess_s=15, codes=codes, cure=cure)
 
