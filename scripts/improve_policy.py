@@ -33,6 +33,8 @@ add("--suite", default="", help="where policies can truly act: gym:ID, gym:MODUL
 kinds = "cloned (default: conv); others: pi05, openvla_oft, MODULE:CLASS; may be repeated"
 played = "20 or more episodes (LeRobot) that the robot played by the clone that learns; without --suite"
 add("--played", type=Path, metavar="FOLDER", help=played)
+own = "one of yours, a run or weights, in place of a tiny one of these recordings"
+add("--world_model", type=Path, metavar="W", help=own)
 add("--policy", dest="policies", action="append", metavar="POLICY", help=kinds)
 add("--clones", type=command_line.at_least(1), default=2, help="of each kind, of which one learns")
 add("--success_column", default="next.success", metavar="COLUMN", help="1 on frames that show success")
@@ -50,9 +52,11 @@ add("--dryrun", action="store_true", help="look at what is given, and print the 
 
 
 def run(args: argparse.Namespace) -> int:
+    from cosmos_predict2.configs.action_conditioned.networks import choose_action_model
     from cosmos_predict2.data.split import SUCCESS_COLUMN
-    from cosmos_predict2.tools.improve.improve import commands, improve
+    from cosmos_predict2.tools.improve.improve import commands, improve, require_world_model
     from cosmos_predict2.tools.improve.phases import Options
+    from cosmos_predict2.world_model.options import ActionModel
 
     if args.out.resolve() == args.data.resolve():
         raise ConfigError(f"--out {args.out} is the folder of the recordings: name another, of what is made of them.")
@@ -70,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
     given["action_keys"] = tuple(args.action_keys)
     given["policies"] = tuple(dict.fromkeys(args.policies or Options.policies))
     options = Options(**given, imports=tuple(getattr(args, "import")))
+    if args.world_model:
+        world = choose_action_model(ActionModel(dit_path=str(args.world_model)))
+        require_world_model(options, world.config, world.card.views)
     if args.dryrun:
         print("\n".join(commands(options)))
     else:

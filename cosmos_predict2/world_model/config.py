@@ -207,3 +207,8 @@ class Video2WorldActionPipelineConfig(Video2WorldPipelineConfig):
             return None
         with raised_as(ConfigError, "pipe_config.action_transform", TypeError, ValueError):
             return ActionTransform.from_dict(self.action_transform)
+
+    def require_transform(self) -> ActionTransform:
+        if (transform := self.transform) is None:
+            raise ConfigError("pipe_config.action_transform is not set: how raw actions become those of the network.")
+        return transform

@@ -48,9 +48,7 @@ class Imagination:
 
     @property
     def transform(self) -> ActionTransform:
-        if (transform := self.config.transform) is None:
-            raise ConfigError("pipe_config.action_transform is not set: how raw actions become those of the network.")
-        return transform
+        return self.config.require_transform()
 
     def transformed(self, raw: ArrayLike) -> Tensor:
         """Raw actions [..., d] as the network sees them, float32."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import attrs
 import numpy
 import pytest
 import torch
@@ -83,7 +84,8 @@ def imagination(contract: ActionContract) -> Any:
         ActionTransform(kind="controller", scale=controller(4).scale, stats=contract.to_dict() or None).to_json()
     )
     head = SimpleNamespace(state_dim=len(STATE_NAMES)) if contract.state_names else None
-    parts = dict(config=made.config, views=("",), world=made.world, state_head=head, action_keys=None)
+    config = attrs.evolve(made.config, action_transform=transform.to_dict())
+    parts = dict(config=config, views=("",), world=made.world, state_head=head, action_keys=None)
     return SimpleNamespace(transform=transform, **parts)
 
 

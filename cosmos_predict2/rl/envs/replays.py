@@ -18,6 +18,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.rl.envs.first_frames import GivenStarts
 from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
 from cosmos_predict2.rl.interfaces import FrameRewardDefaults, Judgement
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire.errors import DataError
@@ -75,15 +76,20 @@ def with_actions_of(source: LeRobotSource, imagination: Imagination) -> LeRobotS
     """The recordings with the columns that make an action of the world model. Raises where their actions are not its
     own, or a first picture is not enough for it."""
     source = replace(source, action_keys=action_keys_in(source, imagination))
-    parts = source.action_parts()
-    found, wanted = source.width(parts), imagination.transform.dim
+    require_actions(source, imagination.config)
+    return source
+
+
+def require_actions(source: LeRobotSource, config: Video2WorldActionPipelineConfig) -> None:
+    """Raise where the actions of recordings are not those of a world model, or a first picture is not enough for it."""
+    parts, transform = source.action_parts(), config.require_transform()
+    found, wanted = source.width(parts), transform.dim
     if found != wanted:
         wrong = f"{source.info.root}: its actions have {found} numbers, but those of the world model have {wanted}"
         raise DataError(f"{wrong}. Give a world model that was trained on these recordings (--world_model).")
     what, cure = f"{source.info.root} has", "give one that was trained on each row of these recordings, without stride."
-    imagination.transform.contract.require(source.action_contract(parts), "The world model", what, cure)
-    imagination.config.require_conditioning(1)
-    return source
+    transform.contract.require(source.action_contract(parts), "The world model", what, cure)
+    config.require_conditioning(1)
 
 
 def replayed(

@@ -19,9 +19,10 @@ from cosmos_predict2.data.lerobot.info import STATE, read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.split import read_split
 from cosmos_predict2.data.video.media import resize_and_crop
-from cosmos_predict2.data.views import views_of
+from cosmos_predict2.data.views import require_same, views_of
 from cosmos_predict2.evaluation.reports.evaluation_page import written
 from cosmos_predict2.rl.envs import suites
+from cosmos_predict2.rl.envs.replays import require_actions
 from cosmos_predict2.rl.episodes.episodes import require_known_sentences, require_shape, require_views
 from cosmos_predict2.rl.episodes.recording import CAMERA, require_columns
 from cosmos_predict2.rl.policies.cloning import CloneStart, begin, cloneable
@@ -33,9 +34,10 @@ from cosmos_predict2.tools.improve.phases import Options, RecordedSizes, look
 from cosmos_predict2.tools.improve.results import WayResults, WayVerdict
 from cosmos_predict2.tools.improve.steps import Runner, digest
 from cosmos_predict2.tools.improve.way import POLICIES, steps_of
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.world_model import to_uint8
 from imaginaire import foreign_json, storage
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, raised_as
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +122,15 @@ def require_policy(policy: str, options: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         start = CloneStart(data.windows, Path(folder), options.seed, CHUNK, CHUNK)
         begin(policy, start, {}, f"--policy {policy}: ", **CloningConfig().draws)
+
+
+def require_world_model(options: Options, config: Video2WorldActionPipelineConfig, views: Sequence[str]) -> None:
+    """Refuse a world model of the user's that was not made for these recordings, before anything is trained."""
+    with raised_as(ConfigError, f"--world_model {options.world_model}", DataError, ConfigError):
+        require_actions(LeRobotSource.open(options.data, options.action_keys), config)
+        require_same(views, views_of(options.camera), "It", "--camera", "give its cameras.")
+        if options.state and not config.state:
+            raise ConfigError("It predicts no state (model.config.pipe_config.state): leave --state out.")
 
 
 def require_suite(options: Options, recorded: RecordedSizes) -> None:

@@ -3,7 +3,7 @@
 cost, and what to do next. It is written after every step, so that it shows what there is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from cosmos_predict2.evaluation.reports.evaluation_page import Page, PageVideo
 from cosmos_predict2.evaluation.reports.run_report import by_name, plots_of, read_records
 from cosmos_predict2.rl.imagined.verdict import lines_of, table
 from cosmos_predict2.tools.improve import phases
-from cosmos_predict2.tools.improve.phases import Phase, chosen, clones_of
+from cosmos_predict2.tools.improve.phases import Options, Phase, chosen, clones_of
 from cosmos_predict2.tools.improve.results import WayResults, number
 from cosmos_predict2.tools.improve.steps import DONE
 from imaginaire import storage
@@ -32,7 +32,7 @@ def _ladder(results: WayResults) -> Iterator[tuple[str, str, str, str]]:
     if split := results.read("split.json"):
         known = [outcome for outcome in split["outcomes"] if outcome is not None]
         yield "recordings", str(len(split["outcomes"])), f"{sum(known)} succeed, {len(known) - sum(known)} fail", ""
-    if found := results.read("tokenizer.json"):
+    if results.options.world_model is None and (found := results.read("tokenizer.json")):
         kind = {"good": "good", "bad": "bad"}.get(found["verdict"], "")
         verdict = f"{found['verdict']}; the shipped one {found['psnr_of_shipped']:.1f}"
         yield "tokenizer", f"{found['psnr']:.1f} dB", verdict, kind
@@ -75,6 +75,15 @@ def _tokenizer(page: Page, results: WayResults, found: dict[str, Any]) -> None:
 def _world_model(page: Page, results: WayResults, rule: dict[str, Any]) -> None:
     page.heading("3. World model", rule["text"])
     _plots(page, results.options.out / phases.WORLD_MODEL, LOOKS)
+    _imagined(page, results)
+
+
+def _given_world_model(page: Page, results: WayResults, found: dict[str, Any]) -> None:
+    page.heading("3. World model", f"A given one: {results.options.world_model}.")
+    _imagined(page, results)
+
+
+def _imagined(page: Page, results: WayResults) -> None:
     if found := results.read("imagined/figures.json"):
         page.verdict(f"It {found['verdict']['sentence']}.")
         chunks = {name: values for name, values in found.get("by_chunk", {}).items() if name.startswith("PSNR")}
@@ -153,12 +162,14 @@ def _truth(page: Page, results: WayResults, name: str) -> None:
         page.note("Left as it truly goes, right what is imagined of the same actions.")
 
 
-_RUNGS = {  # what each is made of
-    "recordings.json": _recordings,
-    "tokenizer.json": _tokenizer,
-    f"{phases.WORLD_MODEL}/stop_rule.json": _world_model,
-    "reward/quality.json": _reward,
-}
+_OWN = {"tokenizer.json": _tokenizer, f"{phases.WORLD_MODEL}/stop_rule.json": _world_model}
+_GIVEN = {"imagined/figures.json": _given_world_model}
+
+
+def _rungs(options: Options) -> dict[str, Callable[[Page, WayResults, dict[str, Any]], None]]:
+    """The parts of the page by the files that they are made of."""
+    world = _GIVEN if options.world_model else _OWN
+    return {"recordings.json": _recordings, **world, "reward/quality.json": _reward}
 
 
 def _clips(out: Path, folder: str, pattern: str) -> list[PageVideo]:
@@ -195,7 +206,7 @@ def write_page(results: WayResults) -> Path:
     page.findings(found.notes)
     page.verdict(f"Next: {found.next_step}")
     page.tiles(list(_ladder(results)))
-    for file, draw in _RUNGS.items():
+    for file, draw in _rungs(options).items():
         if content := results.read(file):
             draw(page, results, content)
     _clone(page, results)

@@ -39,6 +39,7 @@ class Options:
     out: Path
     suite: str = ""
     played: Path | None = None  # what the robot did by the clone, where there is no suite
+    world_model: Path | None = None  # the user's own, a run or weights, in place of tiny ones of the recordings
     imports: tuple[str, ...] = ()
     policies: tuple[str, ...] = ("conv",)  # kinds of clones
     clones: int = 2  # of each kind
@@ -156,13 +157,16 @@ class Phase:
     is_tried: bool  # against the policy that learnt, before it is kept
     clone: Clone | None = None  # of all successes until then
     is_anew: bool | None = None  # the new clone truly succeeded as often as the policy or more; None: not tried yet
+    given: Path | None = None  # the user's own world model
     best: int | None = None  # the iteration whose weights are tried, as far as they were played
 
     def __post_init__(self) -> None:
         anew = None if self.clone is None or self.is_anew is False else self.clone.folder(self.out) / "policy"
         self.policy = anew or self.before  # it learns
         self.title = "" if self.number == 1 else f", phase {self.number}"
-        self.world_model = self.out / f"{WORLD_MODEL}{self.end}"
+        self.world_model = self.given or self.out / f"{WORLD_MODEL}{self.end}"
+        weights = self.world_model / "checkpoints"
+        self.weights_of_world = weights if self.given is None or weights.is_dir() else self.given
         self.split, self.card = self.folder / "split.json", self.folder / CARD
         self.reward, self.starts = self.folder / "reward", self.folder / "starts"
         self.result = self.folder / "policy"  # as a folder that can be given away
@@ -200,7 +204,7 @@ def phases_of(options: Options) -> list[Phase]:
         data = folder / "data" if found else options.data
         before = found[-1].result if found else chosen(options).folder(options.out) / "policy"
         is_tried = options.suite.startswith(GYM)  # others may have too few starts for one more set of them
-        phase = Phase(number, end, folder, data, before, options.out, is_tried)
+        phase = Phase(number, end, folder, data, before, options.out, is_tried, given=options.world_model)
         if found and is_tried:
             phase = replace(phase, clone=replace(chosen(options), name=f"clone_phase{end}"))
             paths = [options.out / name / "evaluation.json" for name in phase.trials_before]

@@ -47,9 +47,10 @@ def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
     """The programs, each with the paths of what those before it made; those behind the choice of a clone with the
     clone that is chosen by now."""
     way, (first, *others) = _Way(options, recorded), phases_of(options)
-    steps = [way.check(), way.split(first), way.tokenizer(first), way.world_model(first), way.imagined(first)]
-    clones = clones_of(options)
-    steps += [way.reward(first), *(way.clone(first, clone) for clone in clones), way.starts(first)]
+    steps, clones = [way.check(), way.split(first)], clones_of(options)
+    if options.world_model is None:
+        steps += [way.tokenizer(first), way.world_model(first)]
+    steps += [way.imagined(first), way.reward(first), *(way.clone(first, clone) for clone in clones), way.starts(first)]
     if len(clones) > 1:
         steps.append(way.choice(first, clones))
     steps += [way.gate(first), *way.improved(first)]
@@ -59,8 +60,9 @@ def steps_of(options: Options, recorded: RecordedSizes) -> list[WayStep]:
             steps.append(way.truth(CHOSEN, first, first.policy))
         steps.append(way.truth("after", first, first.result))
     for phase in others:
-        steps += [way.collect(phase), way.split(phase), way.world_model(phase), way.reward(phase), way.starts(phase)]
-        steps += [*way.cloned_anew(phase), way.gate(phase), *way.improved(phase)]
+        steps += [way.collect(phase), way.split(phase)]
+        steps += [] if options.world_model else [way.world_model(phase)]
+        steps += [way.reward(phase), way.starts(phase), *way.cloned_anew(phase), way.gate(phase), *way.improved(phase)]
         steps.append(way.truth("after", phase, phase.result))
     return steps
 
@@ -148,14 +150,18 @@ class _Way:
     def imagined(self, phase: Phase) -> WayStep:
         out, title = self.out / "imagined", "world model beside the recordings"
         words = ("-m", "scripts.evaluate_world_model", *_flags(dit_path=phase.world_model, num_clips=16))
+        reads = [phase.weights_of_world]
+        if phase.given:  # its run may have looked at other recordings
+            words += _flags(data=phase.data, split=phase.split)
+            reads += [phase.data, phase.split]
         words += (*self.seed, *_flags(out=out))
-        return WayStep("imagined", title, words, (phase.world_model / "checkpoints",), (out,), guess_s=30 * self.area)
+        return WayStep("imagined", title, words, tuple(reads), (out,), guess_s=30 * self.area)
 
     def reward(self, phase: Phase) -> WayStep:
         words = ("-m", "scripts.train_reward_model", *_flags(data=phase.data, split=phase.split))
         words += _flags(world_model=phase.world_model, success_column=self.options.success_column)
         words += (*self.camera, *self.seed, *_flags(out=phase.reward))
-        reads = (phase.data, phase.split, phase.world_model / "checkpoints")
+        reads = (phase.data, phase.split, phase.weights_of_world)
         return WayStep(f"reward{phase.end}", f"reward{phase.title}", words, reads, (phase.reward,), 60 * self.area)
 
     def clone(self, phase: Phase, clone: Clone) -> WayStep:
@@ -186,7 +192,7 @@ class _Way:
             words += (*self.suite_size, *_flags(first=FIRST_CHOICE, episodes=num_tried(self.options)))
         words += (*self.seed, "--policies", *map(str, policies))
         own = self.playing() if is_played else self.modules(*self.options.policies)
-        reads = (phase.world_model / "checkpoints", phase.reward, phase.starts, *policies, *own)
+        reads = (phase.weights_of_world, phase.reward, phase.starts, *policies, *own)
         guess_s = (45 if is_played else 20) * len(clones) * self.area
         codes = (0, 1) if is_played else (0,)  # 1: imagination's order is wrong, which then does not count
         return WayStep(CHOICE, "choice of a clone", words, reads, (ranking,), guess_s, codes=codes)
@@ -203,7 +209,7 @@ class _Way:
         words += (*self.imports, *self.suite, *self.camera, *self.seed)
         played = self.options.played
         words += _flags(played=played or "", success_column=self.options.success_column, out=phase.card)
-        judged = (phase.world_model / "checkpoints", phase.reward, phase.policy)
+        judged = (phase.weights_of_world, phase.reward, phase.policy)
         reads = (phase.data, phase.split, *judged, *self.playing(), *([played] if played else []))
         how: dict[str, Any] = dict(guess_s=60 * self.area, codes=(0, 1))  # 1 is its no
         return WayStep(f"{GATE}{phase.end}", f"gate{phase.title}", words, reads, (phase.card,), **how)
@@ -215,7 +221,7 @@ class _Way:
             "trainer.seed": self.options.seed,
             "model.config.env.imagination.dit_path": phase.world_model,
             "model.config.env.starts.path": phase.starts,
-            "model.config.env.starts.size": self.size,
+            "model.config.env.starts.size": "" if phase.given else self.size,  # else that of its training
             "model.config.env.reward.path": phase.reward / REWARD,
             **_policy(self.chosen.policy, phase.policy, self.recorded.action_dim),
             "model.config.card": phase.card,
@@ -228,7 +234,7 @@ class _Way:
             f"{WATCH}.limits.spread.only_warns": "true" if self.options.allow_unchecked else "",
         }
         words = ("-m", "scripts.train", *self.imports, "--", *_overrides(given))
-        learnt_in = (phase.world_model / "checkpoints", phase.starts, phase.reward, phase.policy, phase.card)
+        learnt_in = (phase.weights_of_world, phase.starts, phase.reward, phase.policy, phase.card)
         reads = (*learnt_in, phase.data, phase.split, *self.modules(self.chosen.policy))
         title = f"learning in imagination{phase.title}"
         return WayStep(f"learning{phase.end}", title, words, reads, (phase.run,), guess_s=250 * self.area)
@@ -281,7 +287,7 @@ class _Way:
         first = FIRST_HELD_OUT if ":" in self.options.suite else 0  # named ones have few starts
         words += _flags(policy=policy, first=first, episodes=episodes, draws=1, world_model=phase.world_model)
         words += _flags(reward=phase.reward / REWARD, videos=4, out=self.out / name)
-        reads = (policy, phase.world_model / "checkpoints", phase.reward, *self.playing())
+        reads = (policy, phase.weights_of_world, phase.reward, *self.playing())
         return WayStep(name, f"truth {when}{phase.title}", words, reads, (self.out / name,), guess_s=episodes * 0.5)
 
     def collect(self, phase: Phase) -> WayStep:

@@ -15,13 +15,15 @@ import pytest
 import torch
 
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
+from cosmos_predict2.released import TINY_ACTION
 from cosmos_predict2.rl.policies.toy import ToyPolicy
 from cosmos_predict2.tools.improve import improve as ways
 from cosmos_predict2.tools.improve.phases import Options, RecordedSizes, chosen
 from cosmos_predict2.tools.improve.steps import WayStep
 from cosmos_predict2.tools.improve.way import steps_of
 from imaginaire.buildable import buildable
-from imaginaire.errors import ConfigError, DataError, TrainingError
+from imaginaire.errors import ConfigError, DataError, TrainingError, UserError
+from scripts import improve_policy as script
 from tests.programs import warm_python
 from tests.test_documentation import ROOT
 from tests.tools.improve.test_way import RECORDED, rate, writing
@@ -175,6 +177,30 @@ def test_a_policy_of_another_width_is_refused_before_anything_is_trained(tmp_pat
     ways.require_policy("cosmos_predict2.rl.policies.toy:ToyPolicy", options)
 
 
+@pytest.mark.parametrize(
+    ("width", "state", "given", "fault"),
+    [
+        (2, False, TINY_ACTION, r"--world_model .*: .*its actions have 2 numbers, but those of the world model have 4"),
+        (4, True, TINY_ACTION, r"--world_model .*: It predicts no state .*leave --state out"),
+        (4, False, "runs/none/model.pt", r"runs/none/model.pt"),
+    ],
+    ids=["width", "state", "no file"],
+)
+def test_a_world_model_of_other_recordings_is_refused_before_anything_is_trained(
+    width: int, state: bool, given: str, fault: str, tmp_path: Path
+) -> None:
+    writer = Writer(tmp_path / "data", fps=10)
+    columns = {"action": torch.zeros(14, width).numpy(), "next.success": torch.zeros(14).numpy()}
+    columns["observation.state"] = torch.zeros(14, 3).numpy()
+    for _ in range(2):
+        writer.add(Recording(columns, {"top": torch.zeros(3, 14, 32, 32, dtype=torch.uint8)}, "go"))
+    writer.finish()
+    words = [str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--world_model", given]
+    with pytest.raises(UserError, match=fault):
+        script.run(script.parser.parse_args([*words, *(["--state"] if state else [])]))
+    assert not (tmp_path / "out").exists()
+
+
 def test_recordings_in_the_unit_of_the_environment_are_not_scaled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,6 +299,9 @@ def test_the_whole_way_ends_in_a_page_with_a_verdict(robot: Path, monkeypatch: p
     found = ways.improve(replace(options, allow_unchecked=True))
     assert found.word in ("better", "worse", "unclear", "kept")
     assert not (robot / "toy_world_called").exists()
+    own = robot / "out/posttraining/video2world/world_model"
+    found = ways.improve(replace(options, out=robot / "own", world_model=own))
+    assert found.word == "refused" and "A given one" in (robot / "own/index.html").read_text()
     page = (robot / "out/index.html").read_text()
     for name in re.findall(r'(?:src|href)="([^"]+)"', page):
         assert (robot / "out" / name).exists(), name

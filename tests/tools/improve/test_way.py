@@ -117,6 +117,24 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     assert one[one.index("--episodes") + 1] == "1"
 
 
+def test_a_world_model_of_the_users_stands_in_place_of_a_tiny_one(tmp_path: Path) -> None:
+    """Phases keep it: nothing here can train it on."""
+    run = tmp_path / "my_run"
+    (run / "checkpoints").mkdir(parents=True)
+    options = replace(OPTIONS, phases=1)
+    own, given = (steps_of(one, RECORDED) for one in (options, replace(options, world_model=run)))
+    gone = {step.name for step in own} - {step.name for step in given}
+    assert gone == {"tokenizer", "world_model", "world_model_2"} and len(given) == len(own) - 3
+    for step in given:
+        assert "RUN/posttraining/video2world" not in " ".join(step.words)
+        assert (str(run) in " ".join(step.words)) == (run / "checkpoints" in step.reads), step.name
+    asked = {step.name for step in given if run / "checkpoints" in step.reads}
+    assert asked >= {"imagined", "reward", "reward_2", "gate", "gate_2", "learning", "learning_2", "after"}
+    words = {step.name: step.words for step in given}
+    assert not any("starts.size" in word for word in words["learning"]), "pictures have the size of its training"
+    assert dict(itertools.pairwise(words["imagined"]))["--data"] == "my_data", "its run may have seen other recordings"
+
+
 def test_what_the_robot_played_is_asked_by_the_gate(tmp_path: Path) -> None:
     def recordings(name: str, width: int) -> Path:
         writer, pictures = Writer(tmp_path / name, fps=10), torch.zeros(3, 5, 32, 32, dtype=torch.uint8)
