@@ -23,7 +23,7 @@ from cosmos_predict2.configs.rl.imagination import imagination_of
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
-from cosmos_predict2.data.split import make_split, write_split
+from cosmos_predict2.data.split import make_split, read_split, write_split
 from cosmos_predict2.evaluation.metrics.agreement import Estimate
 from cosmos_predict2.released import TINY_ACTION, TINY_POLICY
 from cosmos_predict2.rl.envs import suites
@@ -195,6 +195,65 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
 def test_a_threshold_that_finds_few_imagined_successes_is_noted(recall: float, is_noted: bool) -> None:
     notes = judge({**figures(), "recall_imagined": recall}).warnings
     assert any(f"success at {recall:.2f} of imagined successes" in text for text in notes) is is_noted
+
+
+def judged_figures(of: Path, out: Path, *words: object) -> Mapping[str, Any]:
+    """The figures of a card, with a few short episodes of the tiny policy."""
+    check(of, out, "--policy", TINY_POLICY, "--episodes", 6, *words)
+    return read_card(str(out)).figures
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("GROUPS", 2), ("TRUE_GROUPS", 2), ("GREEDY", 4)):
+        monkeypatch.setattr(imagination_check, name, number)
+    monkeypatch.setattr(imagination_check, "_other_actions", lambda *given: {})
+
+
+@pytest.mark.slow
+def test_held_out_recordings_are_judged_beside_what_a_robot_played(
+    few: Path, tmp_path: Path, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, parts = imagination_check.read_episodes, list[list[int]]()
+    monkeypatch.setattr(imagination_check, "read_episodes", lambda *given: parts.append([*given[2]]) or read(*given))
+    true = Estimate(0.7, 0.7, 0.7, FEW)
+    monkeypatch.setattr(
+        imagination_check, "played_figures", lambda *given: {"played_episodes": FEW, "played_success": true}
+    )
+    found = judged_figures(few, tmp_path / "card.json", "--played", few)
+    learnt, judged, played = parts
+    split = read_split(few.parent / "split.json")
+    assert {*learnt} <= {*split.train} and {*judged} <= {*split.held_out} and played == [*range(FEW)]
+    lies = found["policy"]["greedy_imagined_success"]["value"] - 0.7
+    assert found["policy"]["imagined_above_true"]["value"] == pytest.approx(lies)
+
+
+@pytest.mark.slow
+def test_imagined_success_is_held_against_success_at_any_time(
+    few: Path, tmp_path: Path, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a robot stops at its first one; a clone may lose it again."""
+    true = {name: Estimate(value, value, value, 8) for name, value in (("greedy_success", 0.2), ("within_starts", 0.5))}
+    true["greedy_success_once"] = Estimate(0.9, 0.9, 0.9, 8)
+    monkeypatch.setattr(imagination_check, "true_attempts", lambda *given: dict(true))
+    found = judged_figures(few, tmp_path / "card.json", "--suite", "toy")["policy"]
+    lies = found["greedy_imagined_success"]["value"] - 0.9
+    assert found["imagined_above_true"]["value"] == pytest.approx(lies)
+
+
+def test_an_end_is_the_picture_behind_the_last_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(imagination: Any, first: Tensor, actions: Tensor, **options: Any) -> Tensor:
+        numbers = torch.arange(actions.shape[1] + 1, dtype=torch.uint8)
+        return numbers[None, :, None, None, None].expand(len(first), -1, 2, 2, 3)
+
+    monkeypatch.setattr(imagination_check, "replayed", counted)
+    world: Any = SimpleNamespace(config=SimpleNamespace(chunk_size=12))
+    lengths = (5, 24, 12, 13)
+    actions = [torch.zeros(length, 2) for length in lengths]
+    first = torch.zeros(4, 2, 2, 3, dtype=torch.uint8)
+    ends, films = imagination_check.imagined_ends(world, first, actions, 0, num_films=2)
+    assert ends[:, 0, 0, 0].tolist() == [*lengths]
+    assert [len(film) for film in films] == [6, 25]
 
 
 @pytest.mark.slow
