@@ -4,6 +4,7 @@
 import json
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.data.split import read_split
 from cosmos_predict2.rl.envs.scoring import Scoring
 from cosmos_predict2.rl.envs.toy import ToyEnv
 from cosmos_predict2.rl.envs.world_model import WorldModelEnv
@@ -31,7 +33,7 @@ from cosmos_predict2.rl.trust import corrected
 from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError
-from tests.rl.test_imagination_check import RingReward
+from tests.rl.test_imagination_check import RingReward, write_recordings
 from tests.rl.test_vla_experience import Imagining
 from tests.rl.vla_runs import NAME, RL, batch, collected, starts
 from tests.training import difference, run_dir, saved, train
@@ -163,6 +165,21 @@ def test_a_change_since_a_look_that_measured_nothing_is_none() -> None:
     assert Limit(fall=0.5, least=0.1).problem("noise_agreement", 0.05, math.nan)
 
 
+def test_the_distance_of_a_look_is_the_mean_of_the_steps_since_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("apart", "gathered"):
+        monkeypatch.setattr(f"{ImaginationWatch.__module__}.{name}", lambda *of: nullcontext())
+    watch: Any = Planted([[0.1, 0.9]] * 3, limits={"approx_kl": Limit(most=0.5)}, on_alarm="warn")
+    watch.trainer = SimpleNamespace(metrics=mock.Mock(), run_dir=str(tmp_path), interrupted=False)
+    model = SimpleNamespace(ema_scope=nullcontext, net=None, env=mock.Mock())
+    for iteration, distances in enumerate(((0.4, 0.2), (0.1,), ()), start=1):
+        for one in distances:
+            watch.on_training_step_batch_end(model, None, {"approx_kl": torch.tensor(one)}, torch.zeros(()))
+        watch.on_validation_end(model, iteration)
+    assert [look["approx_kl"] for look in watch.looks] == pytest.approx([0.3, 0.1, 0.0])
+
+
 # --- what a look finds
 
 
@@ -193,6 +210,26 @@ def look(reward: Any, policy: Any, **options: Any) -> dict[str, Any]:
     watch._seen_true = check.actions_seen(watch._probe, watch._held_out.films, watch._held_out.actions, chunk)
     with mock.patch.multiple(f"{ImaginationWatch.__module__}", STARTS=4, ATTEMPTS=4):
         return watch._of_own_episodes(policy, imagination, reward)
+
+
+def test_the_watch_looks_from_recordings_that_calibrate_and_at_none_of_the_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the test part nothing is chosen, and what ends a run is a choice."""
+    data = write_recordings(tmp_path / "data")
+    split = read_split(tmp_path / "split.json")
+    read, seen = check.read_episodes, list[set[int]]()
+
+    def noted(source: Any, camera: Any, numbers: Any, *of: Any) -> check.OutcomeEpisodes:
+        seen.append(set(numbers))
+        return read(source, camera, numbers, *of)
+
+    monkeypatch.setattr(check, "read_episodes", noted)
+    some = recorded(range(2))
+    env = check.imagined_env(imagination_of(device="cpu"), RingReward(), check.starts_of(some, some))
+    watch = ImaginationWatch(limits={}, data=str(data), split=str(tmp_path / "split.json"), on_alarm="warn")
+    watch.on_train_start(SimpleNamespace(env=env))
+    assert seen == [set(split.train), set(split.calibrate)] and not set.union(*seen) & set(split.test)
 
 
 def test_two_noises_agree_about_a_true_reward_and_not_about_one_that_pays_for_noise() -> None:
