@@ -3,6 +3,7 @@
 
 import importlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ def test_an_order_that_is_not_to_be_trusted_says_so() -> None:
     assert not ranked(rows([0.1, 0.2], [None, None]), has_failures=None).problem
     taught = [*rows([0.9], [0.0], "it learnt from this world model"), *rows([0.2, 0.1], [None, None])]
     assert ranked(taught, True).rows[-1].refused and "not judged" in table(ranked(taught, True))
+
+
+@pytest.mark.parametrize("values", [[math.nan, 0.2, 0.5], [0.2, math.nan, 0.5], [0.5, 0.2, math.nan]])
+def test_a_policy_of_unknown_value_is_never_the_best(values: list[float]) -> None:
+    found = [row.value.value for row in ranked(rows(values, [None] * 3), has_failures=True).rows]
+    assert found[:2] == [0.5, 0.2] and math.isnan(found[2])
 
 
 def learner(folder: Path, learnt_in: dict[str, str] | None, dit_path: str = "gone") -> str:

@@ -139,7 +139,7 @@ def ranked(rows: Sequence[Ranked], has_failures: bool | None) -> Ranking:
             )
         else:
             figures["calibrated_pearson"], expected = _calibrated(judged, known, value_P, true_P)
-    order = sorted(judged, key=lambda row: -row.value.value)
+    order = sorted(judged, key=lambda row: (math.isnan(row.value.value), -row.value.value))  # unknown ones last
     others = sorted((row for row in rows if row.refused), key=lambda row: -row.truth.value if row.truth else 0.0)
     return Ranking((*order, *others), expected, figures, problem)
 
