@@ -6,6 +6,7 @@ with true success and calibrated by it. A policy that learnt in this world model
 """
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -142,13 +143,23 @@ def _known(path: str, policies: Sequence[str]) -> Mapping[str, Any]:
     from cosmos_predict2.evaluation.metrics.agreement import Estimate
     from cosmos_predict2.rl.episodes.policy_evaluation import Rate
     from imaginaire import foreign_json
-    from imaginaire.errors import near
+    from imaginaire.errors import DataError, near
 
+    try:
+        content = foreign_json.load_object(Path(path)) if path else {}
+    except ValueError as error:
+        raise DataError(f"--truth {path} cannot be read: {error}.") from error
     found = {}
-    for name, numbers in (foreign_json.load_object(Path(path)) if path else {}).items():
+    for name, numbers in content.items():
         if name not in policies:
             raise ConfigError(f"--truth {path} names {name}, which is none of --policies.{near(name, policies)}")
-        rate = Rate(*map(int, numbers))
+        are_counts = isinstance(numbers, list) and len(numbers) == 2 and all(type(one) is int for one in numbers)
+        if not are_counts or not 0 <= numbers[0] <= numbers[1] or not numbers[1]:
+            raise DataError(
+                f"--truth {path}: {name} has {json.dumps(numbers)}; expected [successes, episodes], whole numbers of"
+                " one episode or more, such as [12, 20]."
+            )
+        rate = Rate(*numbers)
         found[name] = Estimate(rate.rate, *rate.interval, rate.episodes)
     return found
 

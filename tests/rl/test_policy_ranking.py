@@ -58,6 +58,22 @@ def test_a_policy_of_unknown_value_is_never_the_best(values: list[float]) -> Non
     assert found[:2] == [0.5, 0.2] and math.isnan(found[2])
 
 
+@pytest.mark.parametrize(
+    "numbers", ["0.8", "[0.8, 10]", "[8, 0]", "[12, 10]", "[-1, 5]", "[1]", '["x", 3]', "[true, 3]"]
+)
+def test_truth_that_is_no_count_of_successes_is_refused(
+    numbers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = tmp_path / "truth.json"
+    truth.write_text(f'{{"a": {numbers}}}')
+    words = ["--world_model", "w", "--policies", "a", "b", "--truth", truth]
+    assert call(rank_policies, *words) == 2
+    assert f"a has {numbers}; expected [successes, episodes]" in capsys.readouterr().err
+    truth.write_text('{"a": ')
+    assert call(rank_policies, *words) == 2
+    assert f"--truth {truth} cannot be read" in capsys.readouterr().err
+
+
 def learner(folder: Path, learnt_in: dict[str, str] | None, dit_path: str = "gone") -> str:
     folder.mkdir(parents=True)
     env = f"{{imagination: {{dit_path: {dit_path}}}, reward: {{path: other}}}}"
