@@ -156,6 +156,13 @@ def test_steps_that_are_left_out_take_no_time_and_say_so(tmp_path: Path) -> None
     assert shown.getvalue() == f"step 2 of 3, {steps[1].title}: left out\n"
 
 
+def test_a_digest_sees_a_file_of_a_folder_that_was_renamed(tmp_path: Path) -> None:
+    (tmp_path / "first.txt").write_text("content")
+    before = digest(tmp_path)
+    (tmp_path / "first.txt").rename(tmp_path / "second.txt")
+    assert digest(tmp_path) != before
+
+
 def test_a_digest_sees_contents_and_not_the_place(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
