@@ -133,6 +133,9 @@ def test_a_world_model_of_the_users_stands_in_place_of_a_tiny_one(tmp_path: Path
     words = {step.name: step.words for step in given}
     assert not any("starts.size" in word for word in words["learning"]), "pictures have the size of its training"
     assert dict(itertools.pairwise(words["imagined"]))["--data"] == "my_data", "its run may have seen other recordings"
+    file = tmp_path / "weights.safetensors"
+    (gate,) = (s for s in steps_of(replace(options, phases=0, world_model=file), RECORDED) if s.name == "gate")
+    assert file in gate.reads
 
 
 def test_what_the_robot_played_is_asked_by_the_gate(tmp_path: Path) -> None:
