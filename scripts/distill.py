@@ -2,7 +2,6 @@
 """Distil a world model's run: a student of one to four steps learns what the run's weights make in many."""
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -38,6 +37,7 @@ add("overrides", nargs="*", metavar="OVERRIDE", help="of the run's configuration
 
 def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.checkpoints.card import run_folder, run_tree, section_of
+    from imaginaire.config.compose import quoted
     from scripts import train
 
     if not (folder := run_folder(args.world_model)):
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         )
     tree = run_tree(folder)
     noise_alone = 1e6  # a level, as the only step begins
-    pipe, teacher = "model.config.pipe_config", json.dumps(args.world_model)  # in quotes: paths may have commas
+    pipe, teacher = "model.config.pipe_config", quoted(args.world_model)
     words = [
         f"job.name={args.name or Path(folder).name + '_student'}",
         f"{pipe}.objective={{_target_: cosmos_predict2.world_model.objectives.Student}}",

@@ -13,6 +13,7 @@ import functools
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,14 @@ from imaginaire.config.schema import LAZY_MEMBERS, Config, freeze
 from imaginaire.errors import ConfigError, near
 from imaginaire.renamed import KEYS
 
-__all__ = ["compose", "experiment_names", "import_all_modules_from_package", "register_experiment", "with_job_name"]
+__all__ = [
+    "compose",
+    "experiment_names",
+    "import_all_modules_from_package",
+    "quoted",
+    "register_experiment",
+    "with_job_name",
+]
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +188,17 @@ def _parsed(text: str, experiments: Sequence[str]) -> Override:
 @functools.lru_cache(maxsize=256)  # the grammar takes a millisecond for each
 def _read(text: str) -> Override:
     return OverridesParser.create().parse_override(text)
+
+
+def quoted(text: object) -> str:
+    """A path or another text as the value of an override, or of a key in one: in quotes where it would else be read as
+    something else, or not at all."""
+    value = str(text)
+    with suppress(HydraException):
+        if _read(f"key={{of:{value}}}").value() == {"of": value}:
+            return value
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + found[2].replace("'", "\\'"), value)
+    return f"'{escaped}'"
 
 
 # --- what each override does ----------------------------------------------------------------------------------------

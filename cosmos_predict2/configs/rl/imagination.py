@@ -18,6 +18,7 @@ from cosmos_predict2.world_model.imagination import Imagination
 from cosmos_predict2.world_model.options import ActionModel
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.config import lazy_config
+from imaginaire.config.compose import quoted
 from imaginaire.data.facts import known
 from imaginaire.errors import ConfigError, near
 
@@ -63,8 +64,8 @@ def fit_of(dit_path: str) -> Fit | None:
 
 def world_model_of(dit_path: str) -> Any:
     """The node of the training model of a run, with the weights that it trained, which go on without an average."""
-    weights = [f"model.config.model_manager_config.dit_path={dit_path}", "model.config.pipe_config.ema.enabled=false"]
-    return composed_run(read_card(dit_path), weights).model
+    weights = f"model.config.model_manager_config.dit_path={quoted(dit_path)}"
+    return composed_run(read_card(dit_path), [weights, "model.config.pipe_config.ema.enabled=false"]).model
 
 
 def training_data_of(dit_path: str, root: str = "", **options: Any) -> Any:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of a way's programs so far, and what follows from them: steps to leave out, the policy to keep, a verdict."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from cosmos_predict2.tools.improve import phases
 from cosmos_predict2.tools.improve.phases import Clone, Options, Phase, chosen, clones_of, phases_of
 from cosmos_predict2.tools.improve.steps import FAILED, Runner, WayStep
 from imaginaire import foreign_json
+from imaginaire.config.compose import quoted
 from imaginaire.errors import DataError
 
 MOST_REASONS = 2
@@ -254,8 +254,8 @@ class WayResults:
             suite += f"{'&' if '?' in suite else '?'}image_size={words[words.index(SIZE) + 1]}"
         imports = [word for name in options.imports for word in ("--import", name)]
         given = {
-            "model.config.policy.path": options.out / "policy",
-            "model.config.env": json.dumps(suite, ensure_ascii=False),
+            "model.config.policy.path": quoted(options.out / "policy"),
+            "model.config.env": quoted(suite),
         }
         overrides = ["experiment=vla_grpo_suite_conv", "job.name=simulator", *(f"{k}={v}" for k, v in given.items())]
         step = WayStep("simulator", "", ("-m", "scripts.train", *imports, "--", *overrides), (), ())

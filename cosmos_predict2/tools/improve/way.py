@@ -29,6 +29,7 @@ from cosmos_predict2.tools.improve.phases import (
 )
 from cosmos_predict2.tools.improve.steps import WayStep
 from imaginaire.buildable import find, path_of, resolve
+from imaginaire.config.compose import quoted
 
 USUAL_AREA = USUAL_SIDE**2  # of pictures, for which the times below are
 # Kinds of clones by the end of the name of the experiment that learns ...
@@ -76,8 +77,9 @@ def _flags(**values: object) -> Words:
 
 
 def _overrides(values: Mapping[str, object]) -> Words:
-    """``key=value`` of each, but for empty ones."""
-    return tuple(f"{key}={value}" for key, value in values.items() if value != "")
+    """``key=value`` of each, but for empty ones; a path may need quotes."""
+    given = {key: quoted(value) if isinstance(value, Path) else value for key, value in values.items()}
+    return tuple(f"{key}={value}" for key, value in given.items() if value != "")
 
 
 class _Way:
@@ -306,7 +308,7 @@ def _policy(name: str, clone: Path, action_dim: int) -> dict[str, object]:
     if name in POLICIES:
         return {"model.config.policy.path": clone}
     target = path_of(resolve(name, "policy")).replace(":", ".")
-    own = f"{{_target_:{target},path:{clone},action_dim:{action_dim}}}"
+    own = f"{{_target_:{target},path:{quoted(clone)},action_dim:{action_dim}}}"
     return {"model.config.policy": "null", "++model.config.policy": own}  # null first: else the arguments are merged
 
 

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from imaginaire.config.compose import compose, experiment_names, register_experiment, split_arguments, with_job_name
+from imaginaire.config.compose import (
+    compose,
+    experiment_names,
+    quoted,
+    register_experiment,
+    split_arguments,
+    with_job_name,
+)
 from imaginaire.config.lazy_config import instantiate, load_yaml, save_yaml, to_yaml
 from imaginaire.errors import ConfigError
 from tests.imaginaire.config.conftest import CONFIG, PARTS
@@ -28,6 +36,32 @@ def test_groups_experiment_and_overrides_in_their_order(config: str) -> None:
     assert isinstance(model.config, DictConfig) and model.config.net.channels == 8
     alone = compose(config)
     assert alone.model is None and alone.dataloader_train is None and alone.job.name.startswith("n_20")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "my_data",
+        "/a b/c",
+        "/a,b",
+        "/x (1)/y",
+        "a=b",
+        "/été",
+        "it's",
+        "{a}",
+        "[a]",
+        r"a\b",
+        r"a\'b",
+        "end\\",
+        'a"b',
+        "# x",
+    ]
+    + ["12", "null", "true", "~/x", "C:/a:b", "", " a ", "x}", "x: y", "gym:ID?repeat=4&actions=native"],
+)
+def test_a_quoted_text_is_read_as_it_is(text: str, config: str) -> None:
+    made = compose(config, ["experiment=base_exp", f"dataloader_train.dataset.root={quoted(text)}"])
+    assert made.dataloader_train.dataset.root == text
+    assert OverridesParser.create().parse_override(f"key={{of:{quoted(text)}}}").value() == {"of": text}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +222,7 @@ import attrs
 from imaginaire import config
 from imaginaire.config import make_freezable
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from imaginaire.lazy_config import LazyCall as L
 from parts import Data
 
