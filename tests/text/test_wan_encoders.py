@@ -37,7 +37,7 @@ def test_umt5_equals_the_package_and_pads_with_zeros(tmp_path: Path) -> None:
     encoder = UMT5Encoder(str(tmp_path), max_length=24)
     clean = "push the blue box & the cup"
     found = encoder.encode([" push the  blue\nbox &amp;amp; the cup ", clean])
-    assert torch.equal(found[0], found[1])
+    assert torch.allclose(found[0], found[1], atol=1e-6)  # rows of a batch differ by their last bits on Intel
     tokens = T5TokenizerFast.from_pretrained(tmp_path / "tokenizer")([clean], return_tensors="pt")
     expected = model(**tokens).last_hidden_state[0]
     assert torch.allclose(found[0, : len(expected)], expected, atol=1e-5)

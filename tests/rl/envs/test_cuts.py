@@ -118,8 +118,8 @@ def test_length_and_range_of_recordings_are_those_of_imagined_episodes(toy: Path
     assert numpy.allclose([env.metadata["action_low"], env.metadata["action_high"]], [actions.min(0), actions.max(0)])
     env.reset(options={"trial_ids": [0, 0], "seeds": [0, 0]})
     far = torch.stack([torch.full((8, 4), 9.0), torch.tensor(actions.max(0)).float().expand(8, 4)])
-    pictures = env.chunk_step(far)[0]["full_image"]
-    assert torch.equal(*pictures), "the world model is not asked for what was never recorded"
+    one, other = env.chunk_step(far)[0]["full_image"].int()  # rows of a batch differ by their last bits on Intel
+    assert (one - other).abs().max() <= 1, "the world model is not asked for what was never recorded"
     write_starts(tmp_path / "old" / FILE, starts_of(episodes))
     with pytest.raises(ConfigError, match=r"max_steps=null .*make_reset_states"):
         WorldModelEnv(env.imagination, RecordedStarts(str(tmp_path / "old")), ToyDetectorReward(), 2, None)
