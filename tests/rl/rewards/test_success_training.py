@@ -371,13 +371,10 @@ def test_a_world_model_of_another_robot_or_rate_is_refused_before_anything_is_tr
 ) -> None:
     words = ("--data", str(recordings), "--success_column", "next.done", "--val_fraction", "0.34", "--out")
     words = (*words, str(tmp_path / "rm"), "--world_model", TINY_ACTION)
-    rate, other = LeRobotSource.open(recordings).info.fps / 2, SimpleNamespace(action_keys=None)
-    other.transform = SimpleNamespace(dim=7)
+    rate = LeRobotSource.open(recordings).info.fps / 2
+    config = SimpleNamespace(require_transform=lambda: SimpleNamespace(dim=7))
     for found, named in [
-        (
-            dict(imagination=SimpleNamespace(transform=SimpleNamespace(dim=7), action_keys=None)),
-            "4 numbers, but those of the world",
-        ),
+        (dict(imagination=SimpleNamespace(config=config, action_keys=None)), "4 numbers, but those of the world"),
         (dict(card=SimpleNamespace(frame_rate=rate)), f"was trained on {rate:g} (a stride)"),
     ]:
         with monkeypatch.context() as patch:
