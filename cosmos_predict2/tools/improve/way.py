@@ -223,7 +223,7 @@ class _Way:
             "trainer.seed": self.options.seed,
             "model.config.env.imagination.dit_path": phase.world_model,
             "model.config.env.starts.path": phase.starts,
-            "model.config.env.starts.size": "" if phase.given else self.size,  # else that of its training
+            "model.config.env.starts.size": "" if phase.given else self.size,  # empty: that of its training
             "model.config.env.reward.path": phase.reward / REWARD,
             **_policy(self.chosen.policy, phase.policy, self.recorded.action_dim),
             "model.config.card": phase.card,
