@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +154,23 @@ def test_the_program_ranks_and_refuses(
     monkeypatch.setattr(type(read_policy(TINY_POLICY)[0]), "act", one_number)
     assert call(rank_policies, *words, other) == 2
     assert f"--policies {TINY_POLICY}: Actions of shape [4, 4, 1], but" in capsys.readouterr().err
+
+
+def test_episodes_that_were_lost_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in what is imagined of a policy, nor in its true success."""
+    kept, env = torch.tensor([True, False]), SimpleNamespace(close=lambda: None)
+    found = SimpleNamespace(return_E=torch.tensor([1.0, 0.0]), success_E=kept, is_valid_E=kept)
+    stand_ins: dict[str, Any] = {
+        "rl.episodes.episodes.LocalRollout": lambda *of, **how: SimpleNamespace(collect=lambda *of: found),
+        "rl.envs.world_model.require_inputs": lambda *of: None,
+        "rl.envs.first_frames.SimulatedStarts": lambda *of: SimpleNamespace(),
+        "rl.envs.suites.find": lambda *of, **how: SimpleNamespace(env=lambda *of: env),
+        "rl.imagined.check.imagined_env": lambda *of: env,
+        "configs.rl.imagination.fit_of": lambda path: None,
+    }
+    for name, one in stand_ins.items():
+        monkeypatch.setattr(f"cosmos_predict2.{name}", one)
+    args: Any = SimpleNamespace(suite="toy", image_size=None, episodes=2, seed=0, first=0, world_model="w")
+    world, starts = SimpleNamespace(views=("",)), SimpleNamespace(recorded=None)
+    value, true = rank_policies._played(args, None, world, object(), starts)
+    assert (value.value, value.count) == (true.value, true.count) == (1, 1)
