@@ -121,7 +121,8 @@ class Runner:
 
     def _name(self, path: Path | str) -> str:
         """A path or a word of a command without the folder's name: it may be moved, and named in other ways."""
-        return str(path).replace(str(self.folder), "RUN")
+        whole = rf"(?<![\w./-]){re.escape(str(self.folder))}(?![\w.-])"  # in no other name
+        return re.sub(whole, "RUN", str(path))
 
     # ---- running -----------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,15 @@ def test_a_folder_that_was_moved_is_done(tmp_path: Path) -> None:
     assert ran(tmp_path / "new", [copying(tmp_path / "new", "data", "a")]) == ""
 
 
+def test_a_folder_whose_name_stands_in_other_words_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of ``--out out`` the flag of each step holds the name; here the code does, in pathlib."""
+    monkeypatch.chdir(tmp_path)
+    Path("lib").mkdir()
+    Path("lib/data").write_text("x")
+    assert ran(Path("lib"), [copying(Path("lib"), "data", "a")]) == "a"
+    assert ran(tmp_path / "lib", [copying(tmp_path / "lib", "data", "a")]) == ""
+
+
 def test_a_step_that_failed_keeps_what_it_has_and_another_command_does_not(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
     fails = copying(tmp_path, "data", "a", COPY + "; print('half of it', file=sys.stderr); sys.exit(3)")
