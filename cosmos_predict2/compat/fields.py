@@ -256,7 +256,7 @@ def _as_text(value: Any) -> str:
 
 
 def sharded(shards: int) -> dict[str, Any]:
-    """A model in so many parts, each on a GPU."""
+    """A model in so many parts, each on a GPU; -1: over all GPUs."""
     return {
         "model.config.fsdp_shard_size": 0 if shards == 1 else shards,
         "trainer.distributed_parallelism": "ddp" if shards == 1 else "fsdp",

@@ -75,7 +75,7 @@ _DIFFUSERS: dict[str, Row] = {
 _POLICY: dict[str, Row] = {
     **under(
         "parallelism",
-        reads({"dp_shard_size": 1, "dp_replicate_size": 1, "cp_size": 1}),
+        reads({"dp_shard_size": 1, "dp_replicate_size": 1, "cp_size": 1}, least=1),
         only("n_init_replicas", "Copies of the model are dp_replicate_size", 1),
         only("tp_size ep_size pp_size", NO_SPLIT, 1),
     ),
@@ -112,10 +112,10 @@ _POLICY_OF_TRAINING: dict[str, Row] = {
     **sets(
         {
             "kl_beta": (f"{RL}.kl_beta", 0.0),
-            "mini_batch": (f"{RL}.rollout_batch", 2),
             "advantage_high": (f"{RL}.advantage.adv_clip_max", 5.0),
         }
     ),
+    **sets(dict(mini_batch=(f"{RL}.rollout_batch", 2)), least=1),
     **under("remote_reward", reads(dict(scale=1.0, reward_clip_min=-5.0, reward_clip_max=5.0, reward_fns=[]))),
     **unused("remote_reward.batch_size", f"{RL}.rollout_batch clips are a request"),
     **unused("uncentralized_training", NO_CONTROLLER),
@@ -139,7 +139,7 @@ FIELDS: Mapping[str, Row] = {
     ),
     **given({"train.max_num_steps": "trainer.max_iter", "train.ckpt.max_keep": "checkpoint.keep_last"}),
     **only("rollout.backend", "The rollout is the trainer's own", "diffusion_nft_rollout"),
-    **sets({"rollout.n_generation": (f"{RL}.num_rollout", 16)}),
+    **sets({"rollout.n_generation": (f"{RL}.num_rollout", 16)}, least=1),
     **unused("rollout.parallelism", "the trainer rolls out on its own GPUs"),
     **under("logging", LOGGING, unused("multi_modal_log_interval", "the callback draw_samples draws videos", 10)),
     **given({"logging.log_interval": "trainer.logging_iter"}),
@@ -151,10 +151,8 @@ FIELDS: Mapping[str, Row] = {
 
 
 def translate_nft(content: Mapping[str, Any]) -> Translation:
-    fields_at(content, FIELDS, ["train.train_policy.trainer_type"])
-    _size(fields_at(content, FIELDS, ["policy.model_name_or_path"]))
+    size = _size(fields_at(content, FIELDS, ["train.train_policy.trainer_type", "policy.model_name_or_path"]))
     fields, warnings = read_fields(content, FIELDS)
-    size = _size(fields)
     settings = {
         **fields.settings(),
         **_weights(fields, size),

@@ -18,7 +18,8 @@ def _given(section: str, names: str) -> dict[str, Row]:
 
 
 MODEL: dict[str, Row] = {
-    **reads(dict(text_encoder_class="T5", fsdp_shard_size=8, dp_replicate_size=1, precision="bfloat16")),
+    **reads(dict(text_encoder_class="T5", precision="bfloat16")),
+    **reads(dict(fsdp_shard_size=8, dp_replicate_size=1), least=1),
     **reads(dict(loss_scale=10.0, sigma_conditional=1e-4, use_rf_ckpts=False)),
     **same(PIPE, dict(sigma_data=1.0, state_ch=16, state_t=24, resolution="480", resize_online=True)),
     **same(PIPE, dict(min_num_conditional_frames=1, max_num_conditional_frames=2), when=SUPERVISED),
@@ -140,7 +141,7 @@ TRAINER: dict[str, Row] = {
     **unused("straggler_detection", "slow ranks show in the callbacks iter_speed and device_monitor"),
 }
 PARALLEL: dict[str, Row] = {
-    **reads(dict(context_parallel_size=1)),
+    **reads(dict(context_parallel_size=1), least=1),
     **only(
         "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size"
         " expert_tensor_parallel_size",

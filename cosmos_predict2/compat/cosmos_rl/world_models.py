@@ -38,10 +38,9 @@ def translate_wfm(content: Mapping[str, Any]) -> Translation:
     content, listed = _without_lists(content)
     deciding = fields_at(content, world_model_fields.FIELDS, ["checkpoint.load_path", "model.scaling", *_SIZE_FIELDS])
     refuse_wan("checkpoint.load_path", deciding["checkpoint.load_path"])
-    _size(deciding)
+    size = _size(deciding)
     fields, warnings = read_fields(content, world_model_fields.FIELDS)
-    is_rl, size = fields["model.rl.enabled"], _size(fields)
-    shards = fields["model.fsdp_shard_size"]
+    is_rl, shards = fields["model.rl.enabled"], fields["model.fsdp_shard_size"]
     supervised = {
         "model.config.loss_scale": fields["model.loss_scale"],
         "model.config.conditional_frames_probs": None,
@@ -65,9 +64,6 @@ def translate_wfm(content: Mapping[str, Any]) -> Translation:
         raise ConfigError("job.name is missing: every recipe has it.")
     reads_captions = settings.get("model.config.text.encoder", "") is not None
     choices, of_loaders = _loader_settings(fields, warnings, reads_captions=reads_captions)
-    for path in GPU_FIELDS:
-        if fields[path] < 1:
-            raise ConfigError(f"{path} = {fields[path]}, but it is at least 1.")
     form = "dcp" if fields["checkpoint.type"] == "distributed" else "standard"
     token = fields["model.rl.reward_config.remote_reward.token"]
     experiment, model = POST_TRAINING, f"predict2p5_video2world_fsdp_{size.lower()}"

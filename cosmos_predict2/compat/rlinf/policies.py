@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cosmos_predict2.compat.fields import Fields, require_one_of, shown_value
+from cosmos_predict2.compat.fields import Fields, require_one_of, sharded, shown_value
 from cosmos_predict2.compat.rlinf.fields import CONFIG, OPENVLA_OPTIONS, PI05_OPTIONS, POLICY, RL
 from cosmos_predict2.compat.rlinf.files import POLICIES
 from cosmos_predict2.released import EMBODIED_DIR, describe_missing
@@ -46,8 +46,7 @@ def policy_settings(fields: Fields, num_processes: int, *, is_toy_world: bool) -
         **({f"{RL}.ratio_tolerance": 0.1} if precision == "bfloat16" else {}),
         f"{POLICY}.path": _weights(fields, path),
         **{f"++{POLICY}.{name}": value for name, value in options.items()},
-        f"{CONFIG}.fsdp_shard_size": -1 if is_sharded else 0,
-        "trainer.distributed_parallelism": "fsdp" if is_sharded else "ddp",
+        **sharded(-1 if is_sharded else 1),
         f"{CONFIG}.recompute": bool(fields[f"{FSDP}.gradient_checkpointing"]),
     }
 
