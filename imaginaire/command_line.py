@@ -127,10 +127,12 @@ def at_least(least: int, most: float = MOST_OF["seed"]) -> Callable[[str], int]:
 def common(add: Callable[..., Any], *names: str) -> None:
     """Add flags that many programs have."""
     switch, number = {"action": "store_true"}, at_least(0)
+    pairs: dict[str, Any] = {"nargs": "+", "default": [], "metavar": "KEY=VALUE"}
     options: dict[str, dict[str, Any]] = {
         "device": dict(help="cpu or cuda (default: a GPU where there is one)"),
         "dry_run": dict(help="log what would be done, and do nothing", **switch),
         "load_ema": dict(help="take the averaged weights (net_ema.)", **switch),
+        "options": dict(help="of the policy, as model.config.policy has them", **pairs),
         "overwrite": dict(help="replace what is there", **switch),
         "seed": dict(type=number, default=0, help="of what is drawn"),
         "shard": dict(type=shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts (default: all)"),

@@ -36,7 +36,6 @@ add("--split", default="", metavar="FILE", help="of scripts.split_recordings (de
 add("--world_model", required=True, metavar="W", help="a run or weights")
 add("--reward", required=True, metavar="R", help="a file or folder of scripts.train_reward_model, or MODULE:CLASS")
 add("--policy", nargs="+", default=[], metavar="P", help="files, folders or runs of policies that are to learn")
-add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policies, as model.config.policy has them")
 add("--played", default="", metavar="FOLDER", help="recordings of the policy's own true episodes, 20 or more")
 add("--suite", default="", metavar="E", help="where it is true: gym:ID, or yours, MODULE:CLASS")
 add("--out", required=True, type=command_line.file_to_write, metavar="CARD", help="the card, a JSON file")
@@ -44,7 +43,7 @@ add("--allow", nargs="+", default=[], metavar="FIGURE", help="names of figures t
 add("--success_column", default="next.success", help="1 on frames that show success; of --played, too")
 add("--camera", default=None, help="of several, the one that the world model sees")
 add("--episodes", type=count, default=100, help="held-out recordings that are imagined, at most")
-command_line.common(add, "load_ema", "seed", "device")
+command_line.common(add, "options", "load_ema", "seed", "device")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -51,13 +51,12 @@ add("--first", type=command_line.at_least(0), default=FIRST, metavar="N", help="
 add("--execute", type=count, default=None, help="so many actions of each decision (default: all, or as its run had it)")
 add("--until_success", action="store_true", help="end an episode at its first success")
 add("--tasks", nargs="+", default=[], metavar="TASK", help="of a suite with several (default: all)")
-add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
 add("--max_steps", type=count, default=None, help="of an episode in a simulator (default: as published)")
 add("--image_size", type=count, default=None, help="of a simulator's pictures (default: 256, of lift 128)")
 add("--render", default=None, help="how a simulator draws: auto, egl, osmesa, glx (default: auto)")
 add("--batch_size", type=count, default=None, help="episodes that are played together (default: 8)")
 add("--fps", type=command_line.above_zero, default=None, help="of the videos (default: the environment's)")
-command_line.common(add, "seed", "device")
+command_line.common(add, "options", "seed", "device")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -41,7 +41,6 @@ parser = command_line.parser("scripts.evaluate_policy", __doc__, _EPILOG)
 add, count = parser.add_argument, command_line.at_least(1)
 of_policy = "a file or folder, a run, MODULE:CLASS, or a server: openpi://HOST:PORT, gr00t://"
 add("--policy", required=True, metavar="PATH", help=of_policy)
-add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
 of_suite = "toy, lift, libero_{spatial,object,goal,10,90,all}, b1k, gym:ID, MODULE:CLASS, wfm://"
 add("--suite", default="toy", help=of_suite)
 add("--tasks", nargs="+", default=[], metavar="TASK", help="of LIBERO also numbers (default: all; of yours the first)")
@@ -62,7 +61,7 @@ a_path = "compare with a world model: a run or weights; without a path the tiny 
 add("--world_model", nargs="?", const="", default=None, metavar="PATH", help=a_path)
 add("--reward", metavar="R", help="judge of that: of scripts.train_reward_model, a file or folder, or MODULE:CLASS")
 add("--num_steps", type=count, default=None, help="evaluations of --world_model's network for a chunk (default: 1)")
-command_line.common(add, "load_ema", "seed", "device")
+command_line.common(add, "options", "load_ema", "seed", "device")
 add(
     "--out",
     type=command_line.folder_to_write,

@@ -51,7 +51,7 @@ parser = command_line.parser(
 add = parser.add_argument
 add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
 add("--data", default="", metavar="DATA", help="a folder; with actions also toy, toy:hard (default: of the run)")
-add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the file")
+command_line.common(add, "load_ema")
 add("--num_clips", type=count, default=64, help="held-out clips")
 add("--num_steps", type=count, default=None, help="sampling steps (default 35; with actions, those of the run)")
 add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
@@ -69,7 +69,7 @@ actions("--action_transform", default="", metavar="NAME", help="of the training,
 actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
 actions("--seed", type=number, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
 actions("--batch_size", type=count, default=None, help="clips imagined together (default: as many as fit)")
-actions("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+command_line.common(actions, "device")
 actions("--toy_episodes", type=number, default=None, help="whole episodes of the toy world (default 400; 0: none)")
 actions("--lpips", action="store_true", help="with the package lpips in place of the similarity of gradients")
 others = parser.add_argument_group("a tiny Video2World model").add_argument

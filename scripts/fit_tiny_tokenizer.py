@@ -43,8 +43,8 @@ add("--start", default="", metavar="FILE", help="weights to begin with, or compo
 add("--camera", default=None, help="of several, the one to look at")
 add("--video_size", type=count, nargs=2, default=None, metavar=("H", "W"), help="(default: at most 64, in their shape)")
 add("--measure", default="", metavar="TOKENIZER", help="fit nothing: measure this file, tiny, or a Wan checkpoint")
-add("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
 add("--reward", default="", metavar="PATH", help="also compare what this reward model sees")
+command_line.common(add, "device")
 
 
 def run(args: argparse.Namespace) -> None:

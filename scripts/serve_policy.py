@@ -23,13 +23,12 @@ examples:
 parser = command_line.parser("scripts.serve_policy", __doc__, _EPILOG)
 add = parser.add_argument
 add("--policy", required=True, metavar="P", help="a policy's file or folder, a run, or MODULE:CLASS")
-add("--options", nargs="+", default=[], metavar="KEY=VALUE", help="of the policy, as model.config.policy has them")
 add("--protocol", required=True, choices=["openpi", "gr00t", "gr00t_n1.5"], help="what the clients speak")
 add("--layout", nargs="+", default=[], metavar="KEY=VALUE", help="name, pictures, state, text, actions, size")
 add("--mode", choices=["greedy", "sample"], default="greedy", help="the likeliest action, or one that is drawn")
 add("--host", default="127.0.0.1", help="address to listen on; one that other machines reach needs WFM_POLICY_TOKEN")
 add("--port", type=command_line.at_least(0, 65535), default=None, help="to listen on (default: 8000, of GR00T 5555)")
-command_line.common(add, "load_ema", "seed", "device")
+command_line.common(add, "options", "load_ema", "seed", "device")
 
 
 def run(args: argparse.Namespace) -> None:
