@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 FOLDER = "samples"
 GAP = 4  # pixels between clips
 HEADER = 22
+LEAST, MOST = 192, 512  # pixels of a clip's longer side, about
 X0_RANGE = (0.5, 80.0)  # noise levels, where the model names none to validate at
 Latents = dict[tuple[str, float], Tensor]  # (kind, guidance or noise level) -> [1, C, T, H, W]
 
@@ -264,19 +265,17 @@ def _psnr(video_1_C_F_H_W: Tensor, truth_1_C_F_H_W: Tensor, num_given: int) -> f
 # Clips in rows and columns --------------------------------------------------------------------------------------------
 
 
-def side_by_side(
-    rows: Sequence[Sequence[Tensor]], labels: Sequence[str], *, least: int = 192, most: int = 512
-) -> Tensor:
+def side_by_side(rows: Sequence[Sequence[Tensor]], labels: Sequence[str]) -> Tensor:
     """uint8 [3, F, H, W] of clips [3, F, h, w]: those of one kind in a column under its label, those of one subject in
     a row; shorter ones hold their last frame.
 
-    Small clips are magnified in whole steps until their longer side has about ``least`` pixels, large ones are made
-    smaller until it has ``most``.
+    Small clips are magnified in whole steps until their longer side has about LEAST pixels, large ones are made smaller
+    until it has MOST.
     """
     assert rows and all(len(row) == len(labels) for row in rows), (
         f"{[len(row) for row in rows]} clips, {len(labels)} labels"
     )
-    tiles = [[_tile(clip, least, most) for clip in row] for row in rows]
+    tiles = [[_tile(clip) for clip in row] for row in rows]
     num_frames = max(tile.shape[1] for row in tiles for tile in row)
     widths = [max(row[i].shape[-1] for row in tiles) for i in range(len(labels))]
     heights = [max(tile.shape[-2] for tile in row) for row in tiles]
@@ -298,11 +297,11 @@ def side_by_side(
     return canvas
 
 
-def _tile(clip: Tensor, least: int, most: int) -> Tensor:
+def _tile(clip: Tensor) -> Tensor:
     longest = max(clip.shape[-2:])
-    if longest > most:
-        return media.resize(clip, (max(1, clip.shape[-2] * most // longest), max(1, clip.shape[-1] * most // longest)))
-    times = max(1, round(least / longest))
+    if longest > MOST:
+        return media.resize(clip, (max(1, clip.shape[-2] * MOST // longest), max(1, clip.shape[-1] * MOST // longest)))
+    times = max(1, round(LEAST / longest))
     return clip.repeat_interleave(times, -1).repeat_interleave(times, -2)
 
 

@@ -18,10 +18,11 @@ from cosmos_predict2.nn.layers import Linear
 
 SIDE = 8  # of the coarse picture that is read of each latent frame
 WIDTH = 256
+RATIO = 4  # actions that lead to a latent frame
 
 
 class StateHead(nn.Module):
-    """The state moves on by the ``ratio`` actions that lead to each latent frame, and by that frame and the one before.
+    """The state moves on by the actions that lead to each latent frame, and by that frame and the one before.
 
     Inside, states lie in [-1, 1] where recordings lie in ``state_range``.
     """
@@ -29,18 +30,16 @@ class StateHead(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(
-        self, action_dim: int, latent_channels: int, state_range: Sequence[Sequence[float]], ratio: int = 4
-    ) -> None:
+    def __init__(self, action_dim: int, latent_channels: int, state_range: Sequence[Sequence[float]]) -> None:
         super().__init__()
         if any(len(ends) != 2 or not ends[0] <= ends[1] for ends in state_range):
             raise ValueError(f"state_range={state_range}: the lowest and the highest value of each number is needed.")
-        self.state_range, self.ratio = [tuple(map(float, ends)) for ends in state_range], ratio
+        self.state_range = [tuple(map(float, ends)) for ends in state_range]
         self.state_dim = len(self.state_range)
         self.look = Linear(latent_channels * SIDE * SIDE, WIDTH)
-        self.enter = Linear(self.state_dim + 2 * WIDTH + ratio * action_dim, WIDTH)
+        self.enter = Linear(self.state_dim + 2 * WIDTH + RATIO * action_dim, WIDTH)
         self.think = Linear(WIDTH, WIDTH)
-        self.leave = Linear(WIDTH, ratio * self.state_dim)
+        self.leave = Linear(WIDTH, RATIO * self.state_dim)
         for name in ("low", "high"):
             self.register_buffer(name, torch.empty(self.state_dim), persistent=False)
         self.reset_buffers()
@@ -71,12 +70,12 @@ class StateHead(nn.Module):
         dtype, num_frames = self.look.weight.dtype, latents_B_C_T_H_W.shape[2]
         coarse = F.adaptive_avg_pool2d(latents_B_C_T_H_W.transpose(1, 2).flatten(0, 1).float(), SIDE)
         seen_B_T_W = F.silu(self.look(coarse.flatten(1).to(dtype))).unflatten(0, (-1, num_frames))
-        rows_B_T_R = actions_B_A_D.to(dtype).unflatten(1, (num_frames - 1, self.ratio)).flatten(2)
+        rows_B_T_R = actions_B_A_D.to(dtype).unflatten(1, (num_frames - 1, RATIO)).flatten(2)
         state, moved = self.scaled(state_B_S), []
         for t in range(1, num_frames):
             known = torch.cat([state.to(dtype), seen_B_T_W[:, t - 1], seen_B_T_W[:, t], rows_B_T_R[:, t - 1]], dim=1)
             moves = self.leave(F.silu(self.think(F.silu(self.enter(known)))))
-            moved.append(state[:, None] + moves.unflatten(1, (self.ratio, self.state_dim)).float())
+            moved.append(state[:, None] + moves.unflatten(1, (RATIO, self.state_dim)).float())
             state = moved[-1][:, -1]
         low, high = self.low.float(), self.high.float()
         out: Tensor = (torch.cat(moved, dim=1) * (high - low) + high + low) / 2

@@ -255,8 +255,9 @@ def _clip(value: int, frames: int = 3, height: int = 4, width: int = 6) -> Tenso
     return torch.full((3, frames, height, width), value, dtype=torch.uint8)
 
 
-def test_clips_lie_under_their_names_row_by_row() -> None:
-    video = side_by_side([[_clip(10), _clip(20)], [_clip(30), _clip(40)]], ["truth", "ema"], least=6)
+def test_clips_lie_under_their_names_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw_samples, "LEAST", 6)
+    video = side_by_side([[_clip(10), _clip(20)], [_clip(30), _clip(40)]], ["truth", "ema"])
     assert video.shape == (3, 3, HEADER + 2 * (4 + GAP), 3 * GAP + 12)
     for row, column, value in ((0, 0, 10), (0, 1, 20), (1, 0, 30), (1, 1, 40)):
         top, left = HEADER + row * (4 + GAP), GAP + column * (6 + GAP)
@@ -265,9 +266,10 @@ def test_clips_lie_under_their_names_row_by_row() -> None:
     assert (video[:, 0, :HEADER] < 128).any(), "the names are there"
 
 
-def test_a_shorter_clip_holds_its_last_frame() -> None:
+def test_a_shorter_clip_holds_its_last_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw_samples, "LEAST", 6)
     moving = torch.stack([_clip(value, frames=1)[:, 0] for value in (1, 2)], dim=1)
-    video = side_by_side([[_clip(9, frames=4), moving]], ["a", "b"], least=6)
+    video = side_by_side([[_clip(9, frames=4), moving]], ["a", "b"])
     assert video[0, :, HEADER, -GAP - 1].tolist() == [1, 2, 2, 2]
 
 

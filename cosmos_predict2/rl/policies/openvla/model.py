@@ -215,9 +215,9 @@ class ProprioProjector(nn.Module):
 class ActionHead(nn.Module):
     """Numbers of actions from what the trunk gives at their places (the L1 variant of OpenVLA-OFT)."""
 
-    def __init__(self, action_dim: int, width: int, num_blocks: int = 2) -> None:
+    def __init__(self, action_dim: int, width: int) -> None:
         super().__init__()
-        blocks = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(num_blocks)]
+        blocks = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(2)]
         self.action_dim = action_dim
         self.model = nn.ModuleDict(
             {
