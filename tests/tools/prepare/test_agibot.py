@@ -223,8 +223,8 @@ def test_an_episode_is_cut_at_the_frames_that_the_names_say(tmp_path: Path) -> N
     sources.write_tree(tmp_path, sources.episode_files(("685393",), seconds=3.5))
     outcome = split(_source(tmp_path), window_size=1.0, min_last=1.2, workers=0)
     (cut,) = outcome.results
-    assert [stem.partition("frame_")[2] for stem in cut.stems] == ["0-29", "30-59", "60-89", "90-104"]
-    for stem in cut.stems:
+    assert [clip.stem.partition("frame_")[2] for clip in cut.clips] == ["0-29", "30-59", "60-89", "90-104"]
+    for stem in (clip.stem for clip in cut.clips):
         _has_its_frames(tmp_path / f"agibot_{CAMERA}/train/videos/{stem}.mp4", of=105)
 
 
@@ -314,13 +314,11 @@ def test_odd_rates_keep_every_frame_once(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(sources.video_bytes(75, fps=29.97))
     (cut,) = split(_source(tmp_path), window_size=1.0, min_last=1.0, workers=0).results
-    clips = [WindowName.of(stem) for stem in cut.stems]
-    assert all(clip is not None for clip in clips)
-    bounds = [(clip.first, clip.last) for clip in clips if clip is not None]
+    bounds = [(clip.first, clip.last) for clip in cut.clips]
     assert bounds[0][0] == 0 and bounds[-1][1] == 74 and all(a[1] + 1 == b[0] for a, b in pairwise(bounds))
-    for stem, (first, last) in zip(cut.stems, bounds):
-        info = probe_video(tmp_path / f"agibot_{CAMERA}/train/videos/{stem}.mp4")
-        assert info.num_frames == last + 1 - first and abs(info.fps - 29.97) < 1e-3
+    for clip in cut.clips:
+        info = probe_video(tmp_path / f"agibot_{CAMERA}/train/videos/{clip.stem}.mp4")
+        assert info.num_frames == clip.last + 1 - clip.first and abs(info.fps - 29.97) < 1e-3
 
 
 # Captions -------------------------------------------------------------------------------------------------------------

@@ -109,10 +109,10 @@ class _Episode:
 
 @dataclass(frozen=True)
 class EpisodeCut:
-    """Windows of an episode by name, and how many of them this run wrote."""
+    """Windows of an episode, and how many of them this run wrote."""
 
     split: str
-    stems: tuple[str, ...]
+    clips: list[WindowName]
     num_written: int
 
 
@@ -149,18 +149,17 @@ def split(
         log.info(
             "%s: %d windows of %d episodes, %d %s",
             source.output / name,
-            sum(len(cut.stems) for cut in cuts),
+            sum(len(cut.clips) for cut in cuts),
             len(cuts),
             sum(cut.num_written for cut in cuts),
             "to be cut" if dry_run else "cut by this run",
         )
-        _warn_of_short_windows(source.output / name, [stem for cut in cuts for stem in cut.stems])
+        _warn_of_short_windows(source.output / name, [clip for cut in cuts for clip in cut.clips])
     return outcome
 
 
-def _warn_of_short_windows(folder: Path, stems: Sequence[str]) -> None:
+def _warn_of_short_windows(folder: Path, clips: Sequence[WindowName]) -> None:
     """Training refuses a clip with fewer frames than it reads; of a rest, the last window may be one."""
-    clips = [clip for stem in stems if (clip := WindowName.of(stem))]
     short = [clip for clip in clips if clip.last + 1 - clip.first < NUM_FRAMES]
     if short:
         log.warning(
@@ -192,10 +191,10 @@ def _cut(item: _Episode) -> EpisodeCut:
     _require_same_windows(item, clips)
     if item.dry_run:
         absent = [clip for clip in clips if not any(item.place(s, clip).exists() for s in SPLITS)]
-        return EpisodeCut(item.split, tuple(clip.stem for clip in clips), len(absent))
+        return EpisodeCut(item.split, clips, len(absent))
     for clip in clips:
         _bring_from_other_split(item, clip)
-    return EpisodeCut(item.split, tuple(clip.stem for clip in clips), _write_clips(item, source, clips))
+    return EpisodeCut(item.split, clips, _write_clips(item, source, clips))
 
 
 def _duration(container: Any, stream: Any, fps: float) -> float:
