@@ -60,7 +60,8 @@ class Worker:
         wait = SHORTEST_WAIT_S
         while not self.draining.is_set():
             try:
-                jobs = self._next_portion()
+                jobs = self.queue.lease(self.reward.reward_type, self.name, self.reward.max_batch, self.lease_s)
+                self._held = jobs
             except Exception:  # of the queue, which may answer again
                 log.exception("the queue of %s does not answer, asking again", self.reward.reward_type)
                 self.draining.wait(OUTAGE_WAIT_S)
@@ -71,10 +72,6 @@ class Worker:
             else:
                 self.draining.wait(wait)
                 wait = min(2 * wait, LONGEST_WAIT_S)
-
-    def _next_portion(self) -> list[Job]:
-        self._held = self.queue.lease(self.reward.reward_type, self.name, self.reward.max_batch, self.lease_s)
-        return self._held
 
     def _score(self, jobs: Sequence[Job]) -> None:
         self.report({"event": "alive"})

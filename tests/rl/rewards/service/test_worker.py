@@ -80,7 +80,7 @@ def test_results_and_reasons_are_written_and_reported(made: Here) -> None:
     good = {"valid": [True, False], "duration": "0.50", "decoded_duration": "0.25", "scores": {"mean": [1.0, None]}}
     results: list[Any] = [good, ArithmeticError("torn"), good, good, {**good, "scores": float("nan")}]
     worker.scorer = SimpleNamespace(needs_pixels=True, score=lambda bodies: results)  # type: ignore[assignment]
-    jobs = worker._next_portion()
+    worker._held = jobs = queue.lease("mean", "w", 5, 900.0)
     queue.fail(jobs[2], "w", "another has it")
     worker._score(jobs)
     assert worker._held == []
