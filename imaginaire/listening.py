@@ -29,6 +29,11 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
+def in_address(host: str) -> str:
+    """The host as addresses have it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

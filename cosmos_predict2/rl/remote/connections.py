@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from cosmos_predict2.rl.remote.wire import LARGEST, RECORD, pack, package, reading, unpack
 from imaginaire.errors import ConfigError, UserError
+from imaginaire.listening import in_address
 
 HANDSHAKE_S = 10.0
 PATIENCE_S = 60.0  # that a server may be away later, where nothing else is set
@@ -41,7 +42,7 @@ class Connection(ABC):
         host = place.hostname or ""
         if not host or place.path.strip("/") or place.query:
             raise ConfigError(f"{name} is no server's address: expected {place.scheme}://HOST:{self.port}.")
-        self.place = f"{f'[{host}]' if ':' in host else host}:{place.port or self.port}"
+        self.place = f"{in_address(host)}:{place.port or self.port}"
         self.name, self.variable, self.timeout = name, variable, timeout
         self.token = os.environ.get(variable, "")
         self.socket: Any = None

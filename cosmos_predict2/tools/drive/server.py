@@ -28,7 +28,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from cosmos_predict2.tools.drive.session import Drive, Moment
 from imaginaire import foreign_json
 from imaginaire.errors import UserError
-from imaginaire.listening import listening
+from imaginaire.listening import in_address, listening
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ SAFE = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
 def serve(drive: Drive, host: str, port: int, token: str) -> None:
     """Serve the page until Ctrl-C."""
     with listening(host, port) as listener, contextlib.suppress(KeyboardInterrupt):
-        query, name = "?token=..." if token else "", f"[{host}]" if ":" in host else host
+        query, name = "?token=..." if token else "", in_address(host)
         print(f"drive at http://{name}:{listener.getsockname()[1]}/{query} (Ctrl-C ends it)", flush=True)
         limits: dict[str, Any] = dict(ws_max_size=2**16, timeout_graceful_shutdown=2)
         config = uvicorn.Config(create_app(drive, token, name), log_config=None, log_level="warning", **limits)

@@ -26,7 +26,7 @@ from cosmos_predict2.rl.policies.remote.layouts import Layout, observed
 from cosmos_predict2.rl.remote.wire import LARGEST, RECORD, TOKEN, Modality, pack, package, reading, unpack
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError, UserError
-from imaginaire.listening import listening
+from imaginaire.listening import in_address, listening
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def serve(served: ServedPolicy, protocol: str, host: str, port: int, token: str)
     for name in ("msgpack", "websockets.sync.server" if scheme == "openpi" else "zmq"):
         package(name)  # before anybody asks
     with listening(host, port) as listener, contextlib.suppress(KeyboardInterrupt):
-        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        address = f"{scheme}://{in_address(host)}:{listener.getsockname()[1]}"
         print(f"{address} serves the policy (Ctrl-C ends it)", flush=True)
         if scheme == "openpi":
             with openpi_server(served, listener, token) as server:
@@ -173,7 +173,7 @@ def gr00t_socket(listener: socket.socket) -> Iterator[Any]:
         options = {zmq.LINGER: 0, zmq.MAXMSGSIZE: LARGEST, zmq.IPV6: int(":" in host)}
         for option, value in {**options, zmq.USE_FD: listener.detach()}.items():
             replies.setsockopt(option, value)
-        replies.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        replies.bind(f"tcp://{in_address(host)}:{port}")
         yield replies
 
 

@@ -28,7 +28,7 @@ from cosmos_predict2.rl.remote import wire
 from cosmos_predict2.rl.remote.wire import RECORD, pack, package, reading, unpack
 from cosmos_predict2.tools.serve.server import fault_of, websocket_server
 from imaginaire.errors import ConfigError, DataError, UserError
-from imaginaire.listening import listening
+from imaginaire.listening import in_address, listening
 
 
 @dataclass(eq=False)
@@ -136,7 +136,7 @@ class ServedWorld:
 def serve(served: ServedWorld, host: str, port: int, token: str) -> None:
     """Serve until Ctrl-C."""
     with listening(host, port) as listener, contextlib.suppress(KeyboardInterrupt):
-        address = f"{SCHEME}{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        address = f"{SCHEME}{in_address(host)}:{listener.getsockname()[1]}"
         print(f"{address} serves the world model (Ctrl-C ends it)", flush=True)
         with websocket_server(served.answer, listener, token, TOKEN, served.largest) as server:
             server.serve_forever()

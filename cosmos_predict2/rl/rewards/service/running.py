@@ -19,7 +19,7 @@ from cosmos_predict2.rl.rewards.service.queue import ticket_of
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings, open_queue
 from cosmos_predict2.rl.rewards.service.supervisor import Supervisor
 from imaginaire.errors import ConfigError, missing_package
-from imaginaire.listening import listening
+from imaginaire.listening import in_address, listening
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ def serve(settings: ServiceSettings) -> int:
             server_header=False,
         )
         supervisor.start()
-        address = listener.getsockname()
-        log.info("rewards %s at http://%s:%d", ", ".join(service.names), settings.host, address[1])
+        address = f"http://{in_address(settings.host)}:{listener.getsockname()[1]}"
+        log.info("rewards %s at %s", ", ".join(service.names), address)
         try:
             with contextlib.suppress(KeyboardInterrupt):
                 Server(options).run(sockets=[listener])
