@@ -107,7 +107,7 @@ def _keep(source: Path, demos: list[Demo], settings: LiberoSettings, dry_run: bo
     for task, text in tasks.items():
         write_text(source / "metas" / f"{task}.txt", text + "\n")
     outcome: Outcome[Any] = Outcome(list(tasks))
-    outcome.faults += _finish(source, demos, settings, controller().to_dict(), is_whole)
+    outcome.faults += _finish(source, demos, settings, is_whole)
     return outcome
 
 
@@ -127,12 +127,12 @@ def _export(
     if dry_run:
         return Outcome(demos)
     storage.require_space(out, needed, "Writing LIBERO out")
-    _write_record(out, settings, relative_pose().to_dict(), demos, is_complete=False)
+    _write_record(out, settings, demos, is_complete=False)
     written = run_jobs(partial(_write_demo, out, settings), todo, what="writing demonstrations", workers=workers)
     done = [demo for demo in demos if place(demo).exists()]
     outcome: Outcome[Any] = Outcome(list(done), written.faults)
     if not written.faults:
-        outcome.faults += _finish(out, done, settings, relative_pose().to_dict(), is_whole)
+        outcome.faults += _finish(out, done, settings, is_whole)
     return outcome
 
 
@@ -192,9 +192,7 @@ def _bytes_needed(demos: list[Demo], cameras: Sequence[str]) -> int:
 # ---- what both end with ----------------------------------------------------------------------------------------------
 
 
-def _finish(
-    folder: Path, demos: list[Demo], settings: LiberoSettings, transform: dict[str, Any], is_whole: bool
-) -> list[str]:
+def _finish(folder: Path, demos: list[Demo], settings: LiberoSettings, is_whole: bool) -> list[str]:
     """Statistics and the record, which is complete unless a file could not be read; gives the faults."""
     statistics, faults = {}, []
     training = [demo for demo in demos if _split(settings, demo) == "train"]
@@ -207,20 +205,18 @@ def _finish(
             faults.append(f"{suite}: {error}")
     write_json(folder / STATISTICS, statistics)
     if not faults:
-        _write_record(folder, settings, transform, demos, is_complete=is_whole)
+        _write_record(folder, settings, demos, is_complete=is_whole)
     return faults
 
 
-def _write_record(
-    folder: Path, settings: LiberoSettings, transform: dict[str, Any], demos: list[Demo], *, is_complete: bool
-) -> None:
+def _write_record(folder: Path, settings: LiberoSettings, demos: list[Demo], *, is_complete: bool) -> None:
     val = sum(_split(settings, demo) == "val" for demo in demos)
     record = {
         "format": FORMAT,
         "is_complete": is_complete,
         **_settings(settings),
         "fps": FPS,
-        "action_transform": transform,
+        "action_transform": (controller() if settings.form == "keep" else relative_pose()).to_dict(),
         "counts": {"train": len(demos) - val, "val": val, "frames": sum(demo.length for demo in demos)},
     }
     write_json(folder / RECORD, record)
