@@ -28,7 +28,7 @@ from cosmos_predict2.tools.check import recordings
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of, kind_of
 from imaginaire import foreign_json
 from imaginaire.config.schema import above, at_least
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, listed
 from imaginaire.findings import Finding
 
 _SMALL = 64 * 2**20  # bytes of clips that one process looks through sooner than others start
@@ -117,7 +117,7 @@ def check_dataset(folder: Path, required: Requirements) -> DatasetReport:
                 report.fault(part, "unknown_form", str(error))
         for first, second in itertools.combinations(report.parts, 2):  # what is validated on was trained on
             if both := sorted({facts.stem for facts in first.clips} & {facts.stem for facts in second.clips}):
-                names = ", ".join(both[:_NAMED])
+                names = listed(both, _NAMED)
                 report.note(f"{first.folder} and {second.folder} share {len(both)} names ({names})")
         return report
     if form == "bridge":
@@ -310,7 +310,8 @@ def _check_latents(report: DatasetReport, folder: Path, clips: set[str], require
     for stem in sorted(set(files) - clips):
         report.note(f"{files[stem]} is of a clip that is not here; training from latents uses it")
     if lost := sorted(clips - set(files)):
-        report.note(f"{len(lost)} clips have no latents{_some(lost)}: training from latents leaves them out")
+        names = listed(lost, _NAMED)
+        report.note(f"{len(lost)} clips have no latents ({names}): training from latents leaves them out")
 
 
 def _has_latent_record(report: DatasetReport, place: Path) -> bool:
@@ -395,17 +396,14 @@ def _compare_sizes(report: DatasetReport, required: Requirements) -> None:
     have = [facts for facts in report.clips if facts.height]
     small = [facts.path for facts in have if facts.height < height and facts.width < width]
     if small:
-        report.note(f"{len(small)} are smaller than {height}x{width} and will be enlarged{_some(small)}")
+        report.note(f"{len(small)} are smaller than {height}x{width} and will be enlarged ({listed(small, _NAMED)})")
     sizes = ((facts.path, (facts.height, facts.width)) for facts in have)
     if across := [note for path, size in sizes if (note := swapped_size((height, width), size, path))]:
         report.note(f"{across[0]} ({len(across)} of {len(have)})")
     ratios = {facts.path: facts.width * height / (facts.height * width) for facts in have}
     if bent := [path for path, ratio in ratios.items() if max(ratio, 1 / ratio) > _DISTORTED]:
-        report.note(f"{len(bent)} have another shape than {height}x{width}: training stretches them{_some(bent)}")
-
-
-def _some(paths: list[str]) -> str:
-    return f" ({', '.join(paths[:_NAMED])}{', ...' if len(paths) > _NAMED else ''})"
+        names = listed(bent, _NAMED)
+        report.note(f"{len(bent)} have another shape than {height}x{width}: training stretches them ({names})")
 
 
 def _workers(required: Requirements, paths: Iterable[Path]) -> int | None:
