@@ -387,6 +387,9 @@ def test_the_verdict_follows_the_bounds() -> None:
         assert wide.verdict == "doubtful" and "its interval" in wide.reasons[0]
     assert judge(figures(), {"policy": {"like_success": 0.6}}).verdict == "doubtful"
     assert judge(figures(), {"policy": {"like_success": 0.6, "true_ends": 0.9}}).verdict == "go", "asked directly"
+    full = {"greedy_imagined_success": Estimate(1.0)}
+    assert judge(figures(), {"policy": full}).verdict == "no", "nothing is left to learn there"
+    assert judge(figures(), {"policy": {**full, "imagined_above_true": 0.3}}).verdict == "go", "asked directly"
     unseen = judge(figures(**{WITHIN: math.nan}), {"policy": {"played_ends": 0.9}})
     assert (unseen.verdict, unseen.next_step) == ("doubtful", TRY) and "attempts from one start" in unseen.reasons[0]
     assert judge(figures(), {"policy/1": {}, "policy/2": {WITHIN: Estimate(math.nan)}}).verdict == "doubtful"

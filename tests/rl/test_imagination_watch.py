@@ -52,7 +52,7 @@ class Planted(ImaginationWatch):
         super(ImaginationWatch, self).on_train_start(model, iteration)
 
     def _figures(self, model: Any) -> dict[str, float]:
-        return dict(zip(("greedy_value", "obedience"), self.found[len(self.looks)], strict=True))
+        return dict(zip(("greedy_value", "obedience", "greedy_imagined_success"), self.found[len(self.looks)]))
 
 
 def watched(root: Path, found: list[list[float]], *options: str, on_alarm: str = "best") -> int:
@@ -84,6 +84,25 @@ def test_a_run_ends_with_the_weights_of_its_best_look_which_every_program_reads(
     caplog.clear()
     assert watched(tmp_path, FOUND) == 0, "and is not gone on with"
     assert text in caplog.text and "the run has ended at iteration 8, before trainer.max_iter" in caplog.text
+
+
+FULL = [[0.3, 0.9, 0.8], [0.5, 0.9, 0.96], [0.4, 0.8, 1.0], [0.9, 0.9, 1.0]]
+
+
+def test_a_run_ends_where_all_that_is_played_is_imagined_to_succeed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert watched(tmp_path / "ends", FULL) == 0
+    assert "100% of what is played is imagined to succeed" in caplog.text and "ended at iteration 6" in caplog.text
+    folder = run_dir(tmp_path / "ends", NAME)
+    assert (folder / "checkpoints" / "latest_checkpoint.txt").read_text().strip() == "iter_000000006.pt"
+    assert watched(tmp_path / "on", FULL, "+trainer.callbacks.watch.ends_full=false", "trainer.max_iter=8") == 0
+    other = run_dir(tmp_path / "on", NAME)
+    assert (other / "checkpoints" / "latest_checkpoint.txt").read_text().strip() == "iter_000000008.pt"
+    then, now = (
+        read_policy(str(one / "checkpoints/model/iter_000000006.pt"))[0].state_dict() for one in (other, folder)
+    )
+    assert all(torch.equal(then[name], now[name]) for name in then), "with the weights of then"
 
 
 class LooksAtStart(ImaginationAlarm):

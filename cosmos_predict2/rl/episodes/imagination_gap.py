@@ -70,12 +70,15 @@ class ImaginationAlarm(Callback):
             worth, target = max(looks, default=(-math.inf, iteration))  # none: nothing is learnt
             if self._saved:
                 self.trainer.checkpointer.restore_weights(model, target)
-            self.trainer.last_iteration = iteration
             self.trainer.metrics.log({"watch/returned_to": float(target)}, iteration)
             why = "before its first look" if worth == -math.inf else "the best that was right"
             which = f"of iteration {target}, {why}" if target else "that it began with"
-            self._ended = f"{problem} So the run has ended at iteration {iteration}, with the weights {which}."
-            log.warning("%s", self._ended)
+            self.end(iteration, f"{problem} So the run has ended at iteration {iteration}, with the weights {which}.")
+
+    def end(self, iteration: int, why: str) -> None:
+        """The run is over, with the weights that it has now."""
+        self.trainer.last_iteration, self._ended = iteration, why
+        log.warning("%s", why)
 
     def state_dict(self) -> dict[str, Any]:
         return {"saved": self._saved, "ended": self._ended}

@@ -230,6 +230,8 @@ class _Way:
             f"{WATCH}.data": phase.data,
             f"{WATCH}.split": phase.split,
             f"{WATCH}.camera": self.options.camera,
+            # where iterations are played, truth decides on the last one
+            f"{WATCH}.ends_full": "false" if phase.is_tried else "",
             f"{WATCH}.limits.approx_kl.most": LARGEST_KL.get(self.chosen.policy, ""),
             "model.config.allow_unchecked": "true" if self.options.allow_unchecked else "",
             # it has the bound of the gate, which was overruled

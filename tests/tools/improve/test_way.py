@@ -67,6 +67,9 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     learning = [" ".join(step.words) for each in (steps, strict) for step in each if step.name == "learning"]
     assert ["model.config.allow_unchecked=true" in words for words in learning] == [True, False]
     assert all("env.starts.size=[64,64]" in words for words in learning)
+    alone = [" ".join(step.words) for step in steps_of(replace(options, suite="", phases=0), RECORDED)]
+    assert all("imagination_watch.ends_full=false" in words for words in learning), "iterations are played"
+    assert not any("ends_full" in words for words in alone), "nothing but imagination knows when to end"
     for step in steps:
         flag, program, *words = step.words
         assert flag == "-m"
