@@ -148,6 +148,8 @@ def test_true_pictures_obey_wholly_in_every_chunk(data: Path, monkeypatch: pytes
     assert found["actions_seen_by_chunk"] == found["actions_seen_true_by_chunk"]
     assert len(found["actions_seen_by_chunk"]) == 2 and min(found["actions_seen_by_chunk"]) > 0.2
     short = replace(episodes, actions=[episodes.actions[0][:6], *episodes.actions[1:]])
+    films = [episodes.films[0][:7], *episodes.films[1:]]
+    assert imagination_check.obedience(films, replace(short, films=films), episodes, 12)["obedience_last"] == 1
     fitted: list[int] = []
     monkeypatch.setattr(imagination_check, "fit_probe", lambda pictures, actions: fitted.append(len(actions)))
     imagination_check.action_probe(short, 12)
@@ -161,15 +163,45 @@ def attempted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     actions = [torch.from_numpy(made.actions[i]).float() for i in range(4)]
     learnt = imagination_check.OutcomeEpisodes(torch.zeros(4), [], [], actions, made.success, ["push"] * 4)
     monkeypatch.setattr(imagination_check, "TRUE_GROUPS", 16)
-    values = numpy.linspace(0, 1, imagination_check.TRUE_GROUPS * imagination_check.MEMBERS)
-    monkeypatch.setattr(imagination_check, "imagined_ends", lambda *given: (None, []))
-    monkeypatch.setattr(imagination_check, "judge", lambda *given: (values, None))
 
     def found(policy: Any) -> Any:
+        values = numpy.linspace(0, 1, imagination_check.TRUE_GROUPS * imagination_check.MEMBERS)
+
+        def ends(_: Any, pictures: Any, *given: Any) -> Any:
+            return pictures, []
+
+        def judged(reward: Any, pictures: Any, tasks: Any) -> Any:
+            assert len(pictures) == len(tasks)
+            return values[: len(pictures)], None
+
+        monkeypatch.setattr(imagination_check, "imagined_ends", ends)
+        monkeypatch.setattr(imagination_check, "judge", judged)
         with closing(suites.find("toy").env(64, SimpleNamespace(action_dim=4))) as env:
             return imagination_check.true_attempts(policy, env, ONE_VIEW, None, learnt)
 
     return found
+
+
+def test_an_episode_that_was_lost_is_no_failure(attempted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start is left out; where too many are, nothing is judged."""
+    policy, attempts = read_policy(TINY_POLICY)[0], imagination_check.attempts
+    whole = attempted(policy)
+
+    def lost(every: int) -> Any:
+        def play(*given: Any) -> Any:
+            found = attempts(*given)
+            is_lost = torch.arange(len(found)) % (every * len(found) // imagination_check.TRUE_GROUPS) == 0
+            return replace(found, is_valid_E=found.is_valid_E & ~is_lost, success_E=found.success_E & ~is_lost)
+
+        return play
+
+    monkeypatch.setattr(imagination_check, "attempts", lost(4))
+    some = attempted(policy)
+    assert some["true_success"].count == 12 and some["greedy_success"].count == 12
+    assert some["true_success"].value == pytest.approx(whole["true_success"].value, abs=0.15)
+    monkeypatch.setattr(imagination_check, "attempts", lost(1))
+    with pytest.raises(DataError, match="Of 16 of 16 starts an episode was lost"):
+        attempted(policy)
 
 
 def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any]) -> None:
@@ -307,7 +339,7 @@ def test_a_clone_that_passes_through_success_is_known(
         played = play(policy, env, *given, **options)
         return replace(played, success_E=torch.ones_like(played.success_E)) if env.terminate_on_success else played
 
-    assert abs(attempted(policy)["success_lost"].value) < 0.1
+    assert abs(attempted(policy)["success_lost"].value) < 0.2
     monkeypatch.setattr(imagination_check, "attempts", passing)
     found = attempted(policy)
     at_the_end = found["true_success"].value + found["greedy_above_sampled"].value

@@ -54,6 +54,7 @@ Figures = dict[str, Any]  # by name: an Estimate, a number or a list of numbers
 
 AT_ONCE = 8  # places of a true environment
 GROUPS, MEMBERS = 16, 8  # of a policy's imagined episodes: starts, and attempts from each
+FIRST_ATTEMPT = 125_000  # number of the first true start: recordings may begin with 0 and the next ones
 TRUE_GROUPS = 48  # starts of its true ones: the correlation inside a start of 64 scatters by .06, so of 16 by .12
 GREEDY = 64  # greedy episodes at most
 LEAST_VARIED = 4  # starts from which some attempts succeed and some fail: one gave .90 for a clone that stands still
@@ -257,7 +258,8 @@ def obedience(films: Sequence[Tensor], episodes: OutcomeEpisodes, learnt: Outcom
     pictures of ``learnt``; of the first and the last chunk imagined by true, where the true ones show the actions."""
     if (probe := action_probe(learnt, chunk)) is None:
         return {}
-    num_chunks = min(len(rows) for rows in episodes.actions[: len(episodes.films)]) // chunk  # that every film has
+    counts = [len(rows) // chunk for rows in episodes.actions[: len(episodes.films)]]
+    num_chunks = min((count for count in counts if count), default=0)  # that every film has, but for shorter ones
     chunks, actions = range(num_chunks), episodes.actions
     true, seen = ([actions_seen(probe, some, actions, chunk, k) for k in chunks] for some in (episodes.films, films))
     figures: Figures = {"actions_seen_true_by_chunk": true, "actions_seen_by_chunk": seen}
@@ -421,43 +423,54 @@ def true_attempts(
     """Sampled attempts of the policy in the true environment, their actions imagined from the same pictures: the
     correlation of imagined value with truth inside a start is what a group's advantage sees. Beside them doing nothing.
 
-    They are played on after success where the environment can, as imagined episodes are."""
-    env.terminate_on_success = False
+    They are played on after success where the environment can, as imagined episodes are. Starts of which an episode
+    was lost do not count."""
     num_tasks = int(env.metadata.get("num_tasks", 1))
-    starts = held_out_starts(TRUE_GROUPS, num_tasks, seed)
-    shown = SimulatedStarts(env, num_tasks, fit, len(imagination.views))
-    first = shown.starts(starts.task_ids, starts.trial_ids)
+    starts = held_out_starts(TRUE_GROUPS, num_tasks, seed, FIRST_ATTEMPT)
+    first = SimulatedStarts(env, num_tasks, fit, len(imagination.views)).starts(starts.task_ids, starts.trial_ids)
+    env.terminate_on_success = False
     played = attempts(policy, env, starts, MEMBERS)
+    still = NullPolicy("still", learnt.actions_N_D[:, None].expand(-1, played.actions_M_E_A_D.shape[2], -1))
+    beside = [attempts(one, env, starts) for one in (still, policy)]  # the likeliest actions are what a robot plays
+    env.terminate_on_success = True  # as a robot stops at success
+    beside.append(attempts(policy, env, starts))
+    whole = torch.stack([played.is_valid_E.reshape(-1, MEMBERS).all(dim=1), *(one.is_valid_E for one in beside)]).all(0)
+    kept = whole.nonzero()[:, 0]
+    if (num := len(kept)) < TRUE_GROUPS // 2:
+        raise DataError(
+            f"Of {TRUE_GROUPS - num} of {TRUE_GROUPS} starts an episode was lost with the environment: too few are left"
+            " to judge by. What it raised stands above; python -m scripts.check_environment looks at it."
+        )
+    played = played.rows((kept[:, None] * MEMBERS + torch.arange(MEMBERS)).flatten())
+    still_G, likeliest_G, ever_G = (one.success_E[kept].double().numpy() for one in beside)
     executed = played.executed_M_E_A.transpose(0, 1)
     actions = [rows[done] for rows, done in zip(played.actions_M_E_A_D.transpose(0, 1), executed, strict=True)]
     length = max(len(rows) for rows in actions)  # where the environment ends on success, the robot rests
     has_motions = are_motions(learnt.actions_N_D)
     actions = [rested(rows, length, has_motions) for rows in actions]
     rewards = [rows[done] for rows, done in zip(played.reward_M_E_A.transpose(0, 1), executed, strict=True)]
-    pictures = first.pictures_E_F_H_W_C[:, 0].repeat_interleave(MEMBERS, dim=0)
-    tasks = [text for text in first.task_description for _ in range(MEMBERS)]
+    pictures = first.pictures_E_F_H_W_C[kept, 0].repeat_interleave(MEMBERS, dim=0)
+    tasks = [first.task_description[i] for i in kept.tolist() for _ in range(MEMBERS)]
     value, _ = judge(reward, imagined_ends(imagination, pictures, actions, seed)[0], tasks)
     truth = played.success_E.numpy()
     last = numpy.array([float(rows[-1]) for rows in rewards])  # dense ones say how near a failure was
     nearness = numpy.where(truth, last.max(), last) if len(numpy.unique(last)) > 2 else truth.astype(float)
-    success_G = truth.reshape(TRUE_GROUPS, MEMBERS).mean(axis=1)
-    still = NullPolicy("still", learnt.actions_N_D[:, None].expand(-1, played.actions_M_E_A_D.shape[2], -1))
-    still_G = attempts(still, env, starts).success_E.numpy()
-    figures: Figures = {"true_success": agreement.mean(success_G, seed)}
-    figures["true_above_nothing"] = agreement.mean(success_G - still_G, seed)
-    likeliest_G = attempts(policy, env, starts).success_E.numpy()  # what a robot plays
-    figures["greedy_success"] = agreement.mean(likeliest_G.astype(float), seed)
-    gap = figures["greedy_above_sampled"] = agreement.mean(likeliest_G - success_G, seed)
-    env.terminate_on_success = True  # as a robot stops at success
-    ever_G = attempts(policy, env, starts).success_E.numpy().astype(float)
-    figures["greedy_success_once"] = agreement.mean(ever_G, seed)
-    figures["success_lost"] = agreement.mean(ever_G - likeliest_G, seed)
-    nearness_G_M = nearness.reshape(TRUE_GROUPS, MEMBERS)
-    start_N = numpy.repeat(numpy.arange(TRUE_GROUPS), MEMBERS)
-    within = within_groups(value.reshape(TRUE_GROUPS, MEMBERS), nearness_G_M, seed)
-    both = 0 < truth.sum() < len(truth)
-    figures["true_ends"] = area_under_curve(value, truth, seed=seed, group_N=start_N) if both else Estimate(math.nan)
-    figures["within_starts"] = Estimate(math.nan)
+    success_G = truth.reshape(num, MEMBERS).mean(axis=1)
+    gap = agreement.mean(likeliest_G - success_G, seed)
+    figures: Figures = {
+        "true_success": agreement.mean(success_G, seed),
+        "true_above_nothing": agreement.mean(success_G - still_G, seed),
+        "greedy_success": agreement.mean(likeliest_G, seed),
+        "greedy_above_sampled": gap,
+        "greedy_success_once": agreement.mean(ever_G, seed),
+        "success_lost": agreement.mean(ever_G - likeliest_G, seed),
+        "true_ends": Estimate(math.nan),
+        "within_starts": Estimate(math.nan),
+    }
+    if 0 < truth.sum() < len(truth):
+        start_N = numpy.repeat(numpy.arange(num), MEMBERS)
+        figures["true_ends"] = area_under_curve(value, truth, seed=seed, group_N=start_N)
+    within = within_groups(value.reshape(num, MEMBERS), nearness.reshape(num, MEMBERS), seed)
     if within.count >= LEAST_VARIED:
         figures |= {"within_starts": within, "within_above_gap": within.less(gap)}
     return figures
