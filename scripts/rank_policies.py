@@ -129,9 +129,10 @@ def _played(
         numbers = starts.numbers("held_out")[: args.episodes]
         chosen = held_out_starts(len(numbers), 1, args.seed)
         return value(starts, replace(chosen, trial_ids=list(numbers))), None
-    chosen = held_out_starts(args.episodes, 1, args.seed, args.first)
     with closing(suites.find(args.suite, image_size=args.image_size).env(AT_ONCE, policy)) as env:
-        shown = SimulatedStarts(env, 1, fit_of(args.world_model), len(world.views))
+        num_tasks = int(env.metadata.get("num_tasks", 1))
+        chosen = held_out_starts(args.episodes, num_tasks, args.seed, args.first)
+        shown = SimulatedStarts(env, num_tasks, fit_of(args.world_model), len(world.views))
         shown.recorded = starts.recorded  # type: ignore[attr-defined]
         imagined = value(shown, chosen)  # first: a policy that does not fit is refused before it plays
         found = played(env, chosen)

@@ -124,6 +124,16 @@ def test_success_is_counted_by_task_and_does_not_depend_on_how_many_play_togethe
     assert found[0].total == Rate(int(found[0].played.success_E.sum()), 12)
 
 
+def test_starts_that_come_again_are_no_more_evidence() -> None:
+    """Of a suite with few starts more episodes are the same starts again, as its environment takes them."""
+    env: Any = ToyEnv(20, tasks=["touch_puck"])
+    env.metadata = {**env.metadata, "num_trials": 5}
+    found = evaluate(ToyPolicy(width=32), env, held_out_starts(20, 1, seed=0), ["touch_puck"])
+    assert (found.total.episodes, found.total.starts) == (20, 5)
+    env.metadata = {**env.metadata, "num_trials": 2**31}
+    assert evaluate(ToyPolicy(width=32), env, held_out_starts(20, 1, seed=0), ["touch_puck"]).total.starts is None
+
+
 def test_a_lost_episode_is_neither_a_success_nor_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     collect, tasks = LocalRollout.collect, ["touch_puck", "push_puck"]
 

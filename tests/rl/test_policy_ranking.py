@@ -158,10 +158,13 @@ def test_the_program_ranks_and_refuses(
 
 def test_episodes_that_were_lost_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in what is imagined of a policy, nor in its true success."""
-    kept, env = torch.tensor([True, False]), SimpleNamespace(close=lambda: None)
+    kept, env = torch.tensor([True, False]), SimpleNamespace(close=lambda: None, metadata={"num_tasks": 2})
+    played: list[Any] = []
     found = SimpleNamespace(return_E=torch.tensor([1.0, 0.0]), success_E=kept, is_valid_E=kept)
     stand_ins: dict[str, Any] = {
-        "rl.episodes.episodes.LocalRollout": lambda *of, **how: SimpleNamespace(collect=lambda *of: found),
+        "rl.episodes.episodes.LocalRollout": lambda *of, **how: SimpleNamespace(
+            collect=lambda *of: played.append(of[0]) or found
+        ),
         "rl.envs.world_model.require_inputs": lambda *of: None,
         "rl.envs.first_frames.SimulatedStarts": lambda *of: SimpleNamespace(),
         "rl.envs.suites.find": lambda *of, **how: SimpleNamespace(env=lambda *of: env),
@@ -174,3 +177,4 @@ def test_episodes_that_were_lost_do_not_count(monkeypatch: pytest.MonkeyPatch) -
     world, starts = SimpleNamespace(views=("",)), SimpleNamespace(recorded=None)
     value, true = rank_policies._played(args, None, world, object(), starts)
     assert (value.value, value.count) == (true.value, true.count) == (1, 1)
+    assert [one.task_ids for one in played] == [[0, 1]] * 2, "of a suite all tasks in turn"

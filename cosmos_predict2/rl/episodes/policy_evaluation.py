@@ -7,7 +7,7 @@ beside = compare(policy, env, imagined_env, num_episodes=800)
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -171,6 +171,8 @@ def evaluate(
             " python -m scripts.check_environment looks at it."
         )
     task_E = torch.tensor(starts.task_ids) % len(tasks)
+    trials = env.metadata.get("num_trials")  # more of a task are the same starts again
+    starts = replace(starts, trial_ids=[trial % trials for trial in starts.trial_ids]) if trials else starts
     rates = {name: Rate.of(played.success_E, played.is_valid_E & (task_E == k), starts) for k, name in enumerate(tasks)}
     return Evaluation(mode, rates, played, starts)
 

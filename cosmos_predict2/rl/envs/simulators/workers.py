@@ -250,7 +250,7 @@ class WorkerEnv(EnvDefaults):
         about, max_steps = facts["metadata"], facts["max_steps"]
         chunk = min(self.chunk or about.get("chunk", 1), max_steps)
         self._metadata = {**about, "action_dim": facts["action_dim"], "chunk": chunk, "max_steps": max_steps}
-        self._metadata["num_tasks"] = facts["num_tasks"]
+        self._metadata |= {name: facts[name] for name in ("num_tasks", "num_trials")}
         numbers = {name: facts[name] for name in ("num_tasks", "num_trials", "max_steps")}
         return Book(self.num_envs, **numbers, seed=self.seed)
 
