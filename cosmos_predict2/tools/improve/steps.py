@@ -104,6 +104,8 @@ class Runner:
             return change
         if marker.get("state") != DONE:
             return "it failed" if marker.get("state") == FAILED else "it was interrupted"
+        if marker.get("code", 0) not in step.codes:
+            return f"it ended with exit code {marker['code']}, which is not allowed any more"
         gone = [path for path in step.makes if not path.exists()]
         return f"{gone[0]} is gone" if gone else ""
 
@@ -184,7 +186,9 @@ class Runner:
             raise TrainingError(f"{text} The same command goes on from here.{step.cure}")
         if missing:
             raise TrainingError(f"{number}: it ended well, but {missing[0]} is not there.")
-        storage.write_json(path, {**marker, "state": DONE, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
+        storage.write_json(
+            path, {**marker, "state": DONE, "code": code, "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
+        )
         return True
 
     def _say(self, text: str) -> None:

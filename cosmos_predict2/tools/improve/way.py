@@ -37,7 +37,8 @@ POLICIES = {"conv": "_conv", "pi05": "_pi05", "openvla_oft": ""}
 _CLONED = {"conv": "_conv", "openvla_oft": "_openvla_oft"}  # ... and of the one that clones
 FIRST_HELD_OUT = 100_000  # number of the first start of the truth: none that recordings or gates begin with ...
 FIRST_COLLECTED, COLLECTED = 200_000, 100  # ... or episodes of later phases; how many these are
-FIRST_TRIED, FIRST_CHOICE = 150_000, 175_000  # ... or the trials of what was learnt, or the choice among several
+FIRST_TRIED, APART = 150_000, 1_000  # ... or the trials of what was learnt in the first phase, and how far others lie
+FIRST_CHOICE = 175_000  # ... or the choice among several; those of the gate are `rl.imagined.check.FIRST_ATTEMPT`
 REWARD = "reward_model.safetensors"
 WATCH = "trainer.callbacks.imagination_watch"
 # Of a watched step of clones that draw narrowly, whose distances are larger: +.22 and +.01 followed .06 and .12.
@@ -248,7 +249,7 @@ class _Way:
         if phase.clone is None:
             return []
         policy = phase.clone.folder(self.out) / "policy"
-        trial = self.trial(f"{TRIAL_CLONE}{phase.end}", f"trial of the new clone{phase.title}", policy)
+        trial = self.trial(phase, f"{TRIAL_CLONE}{phase.end}", f"trial of the new clone{phase.title}", policy)
         return [self.clone(phase, phase.clone), self.trial_before(phase), trial]
 
     def improved(self, phase: Phase) -> list[WayStep]:
@@ -260,16 +261,16 @@ class _Way:
         steps.append(self.export(phase))
         if phase.is_tried:
             steps += [] if phase.clone else [self.trial_before(phase)]
-            steps.append(self.trial(phase.trial_after, f"trial of the policy{phase.title}", phase.learnt))
+            steps.append(self.trial(phase, phase.trial_after, f"trial of the policy{phase.title}", phase.learnt))
         return steps
 
     def trial_before(self, phase: Phase) -> WayStep:
         what = "the policy before" if phase.clone else "the clone"
-        return self.trial(f"{TRIAL_BEFORE}{phase.end}", f"trial of {what}{phase.title}", phase.before)
+        return self.trial(phase, f"{TRIAL_BEFORE}{phase.end}", f"trial of {what}{phase.title}", phase.before)
 
     def look(self, phase: Phase, iteration: int) -> WayStep:
         title = f"truth after iteration {iteration} of {phase.saved_at[-1]}{phase.title}"
-        return self.trial(phase.look(iteration), title, phase.weights(iteration), FIRST_CHOICE)
+        return self.trial(phase, phase.look(iteration), title, phase.weights(iteration), FIRST_CHOICE)
 
     def export(self, phase: Phase) -> WayStep:
         made = phase.run if phase.best is None else phase.weights(phase.best)
@@ -277,9 +278,9 @@ class _Way:
         reads = (phase.run / "checkpoints" if phase.best is None else made, *self.modules(self.chosen.policy))
         return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.learnt,))
 
-    def trial(self, name: str, title: str, policy: Path, first: int = FIRST_TRIED) -> WayStep:
-        """A policy on true starts that serve for nothing but to choose."""
-        episodes = num_tried(self.options)
+    def trial(self, phase: Phase, name: str, title: str, policy: Path, first: int = 0) -> WayStep:
+        """A policy on true starts that serve for nothing but to choose, once: by those of a phase before it was kept."""
+        episodes, first = num_tried(self.options), first or FIRST_TRIED + APART * (phase.number - 1)
         words = ("-m", "scripts.evaluate_policy", *self.imports, *self.suite_size, *self.seed)
         words += _flags(policy=policy, first=first, episodes=episodes, draws=1, out=self.out / name)
         return WayStep(name, title, words, (policy, *self.playing()), (self.out / name,), guess_s=episodes * 0.25)

@@ -107,7 +107,9 @@ def test_a_crash_of_a_gate_is_not_its_no(tmp_path: Path) -> None:
     steps = [replace(copying(tmp_path, "data", "a", code), codes=(0, 1), cure=" Mend it.") for code in (crash, refuse)]
     with pytest.raises(TrainingError, match=r"(?s)ended with exit code 1: .*no card.* Mend it\."):
         ran(tmp_path, steps[:1])
-    assert ran(tmp_path, steps[1:]) == "a"
+    assert ran(tmp_path, steps[1:]) == "a" and ran(tmp_path, steps[1:]) == ""
+    with pytest.raises(TrainingError, match="ended with exit code 1"):
+        ran(tmp_path, [replace(steps[1], codes=(0,))])  # the flag that allowed it is not given any more
 
 
 def test_a_stop_goes_to_the_step_and_the_folder_is_free_after_it(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def test_every_step_is_a_command_that_its_program_takes(policies: tuple[str, ...
     found = {step.name: step.words for step in steps if "--first" in step.words}
     numbers = [dict(itertools.pairwise(words)) for words in found.values()]
     spans = sorted({(int(one["--first"]), int(one["--first"]) + int(one["--episodes"])) for one in numbers})
-    assert len(spans) == 5, "of trials, of the truth, of two phases' episodes, of what is chosen among"
+    assert len(spans) == 7, "of three phases' trials, of the truth, of two phases' episodes, of what is chosen among"
+    tried = [dict(itertools.pairwise(found[f"trial_after{phase.end}"]))["--first"] for phase in phases_of(options)]
+    assert len({*tried}) == 3, "what was kept by a start is not tried by it again"
     assert all(end <= first for (_, end), (first, _) in itertools.pairwise(spans)), "each start serves once"
     assert str(phases_of(options)[1].data) in found["collect_3"], "which holds what the phase before recorded"
     for phase in phases_of(options):
