@@ -15,8 +15,8 @@ calibrate:
 
 and the others of `check.policy_figures`. Where one leaves its range, the run goes back to the weights of its best look
 before, else of its beginning, and ends: its newest checkpoint has them. It ends, too, where all that is played is
-imagined to succeed, with the weights of then: nothing is left to learn (``ends_full=false`` learns on). Of a hammer that
-went on so true success fell from .82 to .56, of a swept block from .58 to .31. RUN/imagination_watch.json has all looks.
+imagined to succeed, with the weights of then: nothing is left to learn (``ends_full=false`` learns on).
+RUN/imagination_watch.json has all looks.
 """
 
 import logging
@@ -77,9 +77,9 @@ class Limit(Section):
         highs = [self.most, None if self.rise is None else first + self.rise]
         low = max((bound for bound in lows if bound is not None and not math.isnan(bound)), default=-math.inf)
         high = min((bound for bound in highs if bound is not None and not math.isnan(bound)), default=math.inf)
-        if low <= value <= high or math.isnan(value):
+        if low <= value <= high:
             return ""
-        bound = f"below {low:.3g}" if value < low else f"above {high:.3g}"
+        bound = f"below {low:.3g}" if value < low else f"above {high:.3g}" if value > high else "no number"
         return f"{name} is {value:.3g}, {bound} (at first {first:.3g}): {self.why}."
 
 
@@ -159,21 +159,23 @@ class ImaginationWatch(ImaginationAlarm):
         model.env.offload()
         found = distributed.all_gather_object((mine, self._distances))  # ranks decide alike, from the same numbers
         distances = [one for _, of_rank in found for one in of_rank]
-        figures = {**found[0][0], "approx_kl": sum(distances) / max(1, len(distances))}
+        figures = found[0][0]
+        if distances:  # else no objective measured one
+            figures["approx_kl"] = sum(distances) / len(distances)
         self._distances = []
         self.looks.append({"iteration": iteration, **figures})
         self.trainer.metrics.log({f"watch/{name}": value for name, value in figures.items()}, iteration)
         wrong = {
             name: text
             for name, limit in self.limits.items()
-            if (text := limit.problem(name, figures.get(name, math.nan), self._first(name)))
+            if name in figures and (text := limit.problem(name, figures[name], self._first(name)))
         }
         if warned := [text for name, text in wrong.items() if self.limits[name].only_warns]:
             log.warning("iteration %d: %s", iteration, " ".join(warned))
         problem = " ".join(text for name, text in wrong.items() if not self.limits[name].only_warns)
         if problem:
             problem = f"The policy's own imagined episodes cannot be trusted at iteration {iteration}: {problem}"
-        self.settle(model, problem, figures.get("greedy_value", 0.0), iteration)
+        self.settle(model, problem, figures.get("greedy_value", -math.inf), iteration)
         imagined = figures.get("greedy_imagined_success", 0.0)
         if self.ends_full and not problem and imagined > MOST_IMAGINED:
             self.end(iteration, f"{imagined:.0%} of what is played is imagined to succeed: {FULL.format(iteration)}")

@@ -279,7 +279,7 @@ class _Way:
         return WayStep(f"export{phase.end}", f"policy as a folder{phase.title}", words, reads, (phase.learnt,))
 
     def trial(self, phase: Phase, name: str, title: str, policy: Path, first: int = 0) -> WayStep:
-        """A policy on true starts that serve for nothing but to choose, once: by those of a phase before it was kept."""
+        """A policy on true starts that serve for one choice: those of the phase before decided that it was kept."""
         episodes, first = num_tried(self.options), first or FIRST_TRIED + APART * (phase.number - 1)
         words = ("-m", "scripts.evaluate_policy", *self.imports, *self.suite_size, *self.seed)
         words += _flags(policy=policy, first=first, episodes=episodes, draws=1, out=self.out / name)
