@@ -369,7 +369,7 @@ def test_attempts_that_succeed_far_less_than_what_is_played_forbid_learning(
     assert found["true_success"].value < 0.1 < found["greedy_above_sampled"].value
     gap = found["greedy_above_sampled"]
     assert "within_above_gap" not in found, "attempts that never succeed have no order"
-    assert judge(figures(), {"policy": {"greedy_above_sampled": gap}}).verdict == "no"
+    assert judge(figures(), {"policy": {"greedy_above_sampled": gap}}).verdict != "go"
     known = {"greedy_above_sampled": gap, "within_above_gap": Estimate(0.2, 0.1, 0.3)}
     assert judge(figures(), {"policy": known}).verdict == "go"
     monkeypatch.setattr(imagination_check, "NullPolicy", lambda *given: policy)  # nothing is as good as what it plays

@@ -145,7 +145,7 @@ BOUNDS = (
         "0 was followed by harm; from .11 on true success could rise by .10 and more", WORLD),
     Bound("within_above_gap", "order of attempts inside a start (correlation), less what they lack beside greedy ones",
         0.12, -0.10, "it learns from attempts: the less these succeed, the better their order must be known (.12 and"
-        " more were followed by -.01 to +.48 in 16 learnings, less by -.08 to +.10 in 7, -.18 and -.27 by -.24 and"
+        " more were followed by -.01 to +.48 in 18 learnings, less by -.08 to +.165 in 8, -.18 and -.27 by -.24 and"
         " -.52)",
         EXPLORE),
     Bound("greedy_above_sampled", "true success of what it plays less that of its sampled attempts", 0.38, 0.40,
