@@ -3,6 +3,7 @@
 raised or mended."""
 
 import itertools
+import math
 import pickle
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -305,6 +306,35 @@ def test_what_a_simulator_raises_costs_its_episode_until_it_happens_too_often(
     with pytest.raises(WorkerError, match=r"Environment 1: .* 2 times in a row .*the simulation is unstable") as raised:
         env.chunk_step(steps[1:], env_ids=[1])
     assert raised.value.env == 1 and "in _misbehave" in raised.value.traceback
+
+
+class Diverging(ToyTask):
+    """Environment 1 pays what is no number, or sees it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def step(self, action: Any) -> Any:
+        observed, reward, is_success = super().step(action)
+        bad = action[3] == RAISES
+        if bad and self.what == "state":
+            observed["state"] = observed["state"] * math.nan
+        return observed, math.nan if bad and self.what == "reward" else reward, is_success
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("reward", "a step paid nan"), ("state", "observation's state has numbers that are not finite")]
+)
+def test_numbers_of_a_simulation_that_diverged_cost_its_episode(
+    what: str, said: str, made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = begun(made(2, partial(Diverging, what)))
+    steps = torch.zeros(2, CHUNK, 4)
+    steps[1, -1, 3] = RAISES
+    _, reward, _, _, info = env.chunk_step(steps)
+    assert info["valid"].tolist() == [True, False] and env.lost == 1
+    assert reward.isfinite().all() and said in caplog.text
 
 
 @pytest.mark.parametrize("requests", [[("reset", 0, 0, 0), ("close",)], [EOFError]])

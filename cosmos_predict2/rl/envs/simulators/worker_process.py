@@ -78,6 +78,8 @@ class _ServedEnv:
         """Execute actions, and report each of them, with so many pictures; the last observation."""
         for action in actions:
             observed, reward, is_success = self.env.step(action)
+            if not numpy.isfinite(reward):  # costs the episode; it would leave its group without an advantage
+                raise ValueError(f"a step paid {float(reward)}, where a finite number is expected")
             shown = None
             if num_views:
                 shown = dict(full_image=observed["full_image"], wrist_image=observed["wrist_image"][: num_views - 1])
@@ -110,5 +112,7 @@ def arrays_of(observed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
                 f"An observation's {name} is {value.dtype} {list(value.shape)}: {numpy.dtype(dtype)} with"
                 f" {_DIMENSIONS[name]} dimensions is expected{', the last of them RGB' if is_picture else ''}."
             )
+        if not numpy.isfinite(value).all():
+            raise ValueError(f"an observation's {name} has numbers that are not finite: did the simulation diverge?")
         arrays[name] = value.astype(dtype, copy=False)
     return arrays
