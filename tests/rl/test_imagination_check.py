@@ -219,8 +219,14 @@ def test_doing_nothing_is_not_better_than_nothing(attempted: Callable[..., Any])
     assert imagination_check.clone_figures({}) == {}, "not a clone of recordings"
     judged = judge(figures(), {"policy": found})
     assert judged.verdict == "no" and any("that of doing nothing" in reason for reason in judged.reasons)
-    assert any("for the figure inside a start" in text for text in judged.warnings)
+    assert any("for the figure inside a" in text for text in judged.warnings)
     assert any("attempts from one start" in reason for reason in judged.reasons)
+
+
+def test_obedience_that_nothing_shows_is_noted() -> None:
+    dark = {name: value for name, value in figures().items() if name != "obedience"}
+    noted = [any("hardly show the actions" in text for text in judge(found).warnings) for found in (dark, figures())]
+    assert noted == [True, False] and judge(dark).verdict == "go"
 
 
 @pytest.mark.parametrize(("recall", "is_noted"), [(0.45, True), (0.5, False)])

@@ -290,7 +290,12 @@ def _warnings(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"{played} played episodes are few: from {LEAST_PLAYED} on they decide"
     within = figures.get(WITHIN)
     if isinstance(within, Estimate) and math.isnan(within.value):
-        yield "too few starts of its true attempts have both outcomes for the figure inside a start"
+        yield (
+            "too few starts of its true attempts have both outcomes, or values that differ, for the figure inside a"
+            " start"
+        )
+    if "ends_true" in figures and "obedience" not in figures:
+        yield "true pictures hardly show the actions, so that whether imagined ones obey them is not measured"
     explained = figures.get("explained")
     if isinstance(explained, Estimate) and explained.low <= 0 and "true_above_nothing" in figures:
         yield (f"the clone explains {explained.as_text()} of held-out actions, as one does that sees nothing: {CLONE}")
