@@ -38,6 +38,11 @@ log = logging.getLogger(__name__)
 
 KEY = "model.config"
 FIGURES = "clone.json"
+UNTRAINED = (
+    "These are the weights that it began with: its held-out loss was {:.3g} then and {:.3g} at last, so it fits its"
+    " recordings and no others. Record more episodes that succeed, clone a smaller policy, or begin with published"
+    " weights (model.config.base); longer is worse."
+)
 CORRELATION = 0.9  # so that attempts differ in where they lead: documentations/trust_limits.md
 TEMPERATURE = 0.3  # at 1 few of them succeed where what is played does: documentations/trust_measured.md
 
@@ -247,7 +252,10 @@ class KeepBestPolicy(Callback):
             storage.write_json(Path(self.trainer.run_dir) / FIGURES, self.figures(model, iteration), indent=4)
             verdict = self.best.get("verdict", {"text": "Nothing was held out:", "next_step": "the last weights."})
             log.info("policy of iteration %d: %s", self.best["iteration"], folder)
-            log.info("%s %s", verdict["text"], verdict["next_step"])
+            if self.best["iteration"] or len(self.history) < 2:
+                log.info("%s %s", verdict["text"], verdict["next_step"])
+            else:  # longer makes it worse
+                log.warning("%s %s", verdict["text"], UNTRAINED.format(*(self.history[i]["loss"] for i in (0, -1))))
         model.close()
 
     def figures(self, model: CloningModel, iteration: int) -> dict[str, Any]:

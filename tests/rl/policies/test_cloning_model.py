@@ -3,6 +3,7 @@ import gc
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -14,7 +15,7 @@ from cosmos_predict2.data.split import make_split, write_split
 from cosmos_predict2.rl.episodes.policy_evaluation import Rate
 from cosmos_predict2.rl.interfaces import Decision, PolicyDefaults
 from cosmos_predict2.rl.policies.cloning import CloneWindows
-from cosmos_predict2.rl.policies.cloning_model import CloningConfig, shifted
+from cosmos_predict2.rl.policies.cloning_model import CloningConfig, KeepBestPolicy, shifted
 from cosmos_predict2.rl.policies.files import read_policy
 from cosmos_predict2.rl.policies.null import Constant, by_errors, by_success, decision_errors
 from cosmos_predict2.rl.policies.recorded_windows import RecordedWindows
@@ -261,6 +262,22 @@ def test_a_clone_that_explains_hardly_anything_is_not_praised() -> None:
     one = torch.ones(200)
     _, verdict = by_errors(0.97 * one, one, torch.arange(200) // 10)
     assert verdict.is_better and "hardly anything" in verdict.text and "record more" in verdict.next_step
+
+
+@pytest.mark.parametrize(("iteration", "is_said"), [(0, True), (200, False)])
+def test_a_clone_that_was_best_before_it_learnt_is_said_to_be_untrained(
+    iteration: int, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice to clone for longer would make it worse."""
+    caplog.set_level("INFO")
+    keeps: Any = KeepBestPolicy()
+    keeps.trainer = SimpleNamespace(run_dir=str(tmp_path))
+    keeps.best = {"iteration": iteration, "verdict": {"text": "It is blind.", "next_step": "Clone for longer."}}
+    keeps.history = [{"iteration": i, "loss": loss} for i, loss in ((0, 1.63), (200, 2.1))]
+    monkeypatch.setattr(keeps, "figures", lambda *of: {})
+    keeps.on_train_end(SimpleNamespace(close=lambda: None), 200)
+    said = "It is blind. These are the weights that it began with: its held-out loss was 1.63 then and 2.1 at last"
+    assert (said in caplog.text) is is_said and ("Clone for longer." in caplog.text) is not is_said
 
 
 def test_few_episodes_tell_nothing() -> None:
