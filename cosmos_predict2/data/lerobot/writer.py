@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes episodes as a LeRobot data set of version 2.1, which the lerobot and GR00T packages read.
 
-Files that are there are kept, so that writing the same episodes again goes on where it stopped; the index comes last.
-`Writer.after` adds other episodes to a data set.
+Files that are there are kept, so that writing the same episodes again goes on where it stopped; the index comes last,
+and a data set that has one is refused. `Writer.after` adds other episodes to it.
 """
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,10 +54,23 @@ class Writer:
     ``features`` are what info.json is to have of columns and cameras, such as names of numbers; the rest is found.
     """
 
-    def __init__(self, root: Path, fps: float, robot: str = "", features: Mapping[str, Mapping[str, Any]] = {}) -> None:
-        self.root = root
-        self.fps = fps
-        self.robot = robot
+    def __init__(
+        self,
+        root: Path,
+        fps: float,
+        robot: str = "",
+        features: Mapping[str, Mapping[str, Any]] = {},
+        *,
+        extends: bool = False,  # see `after`
+    ) -> None:
+        self.root, self.fps, self.robot = Path(root), fps, robot
+        if not isinstance(fps, int | float) or not 0 < fps < math.inf:
+            raise DataError(f"{root}: fps={fps!r} is no rate, which is a number of pictures per second above 0.")
+        if not extends and (self.root / "meta" / "info.json").exists():
+            raise DataError(
+                f"{root} is a data set of {read_info(self.root).total_episodes} episodes already. Give another folder,"
+                " remove it to record anew, or add episodes to it: Writer.after(Path(...))."
+            )
         self._tasks: dict[str, int] = {}
         self._lengths: list[int] = []
         self._episodes: list[dict[str, Any]] = []
@@ -70,7 +84,7 @@ class Writer:
         What an interrupted writer left behind the last episode of the index is removed.
         """
         info = require_own_layout(root)
-        writer = cls(root, info.fps, info.robot, info.features)
+        writer = cls(root, info.fps, info.robot, info.features, extends=True)
         meta = root / "meta"
         writer._tasks = {str(row["task"]): int(row["task_index"]) for row in read_lines(meta / "tasks.jsonl")}
         writer._episodes = read_lines(meta / "episodes.jsonl")
@@ -92,8 +106,14 @@ class Writer:
     def add(self, recording: Recording) -> None:
         """The next episode: its videos and its table, where they are not there yet."""
         number = len(self._lengths)
-        lengths = {name: len(values) for name, values in recording.columns.items()}
-        lengths |= {camera: video.shape[1] for camera, video in recording.videos.items()}
+        videos = {camera: torch.as_tensor(video) for camera, video in recording.videos.items()}
+        columns = {name: numpy.asarray(values) for name, values in recording.columns.items()}
+        for camera, video in videos.items():
+            if video.ndim != 4 or video.shape[0] != 3 or video.dtype != torch.uint8:
+                found = f"{self.root}: episode {number}, camera '{camera}' is {video.dtype} {list(video.shape)}"
+                raise DataError(f"{found}, where pictures are torch.uint8 [3, pictures, height, width], 0 to 255.")
+        lengths = {name: len(values) for name, values in columns.items()}
+        lengths |= {camera: video.shape[1] for camera, video in videos.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise DataError(
@@ -101,16 +121,15 @@ class Writer:
                 " with its picture, so give as many of each; the action of the last picture may be the one before"
                 " again."
             )
-        for name, values in recording.columns.items():
+        for name, values in columns.items():
             if values.dtype.kind not in "biuf":
                 found = f"{self.root}: episode {number}, column '{name}' holds {values.dtype}"
                 raise DataError(f"{found}, where numbers are expected: a text belongs into the task.")
         task = self._tasks.setdefault(recording.task, len(self._tasks))
-        columns = {}
-        for name, values in recording.columns.items():  # success may be recorded as a truth or as a number
+        for name, values in columns.items():  # success may be recorded as a truth or as a number
             known = self._features.get(name, {}).get("dtype", "")
             columns[name] = values.astype(known) if known in _NUMBERS else values
-        recording = replace(recording, columns=columns)
+        recording = replace(recording, columns=columns, videos=videos)
         features = _features(recording, self.fps)
         own, others = ({name: _form(one) for name, one in found.items()} for found in (features, self._features))
         if self._lengths and own != others:

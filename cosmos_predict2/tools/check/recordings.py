@@ -99,6 +99,7 @@ def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
             if not place.is_file():
                 return numpy.empty((0, 1))
             rows = source.parts(i, parts).astype(numpy.float64)
+            source.parts(i, source.state_parts or parts)  # raises where its width is another one
             if not numpy.isfinite(rows).all():
                 row = int(numpy.argmin(numpy.isfinite(rows).all(axis=1)))
                 raise DataError(
@@ -246,6 +247,11 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
     missing = {path for camera in source.info.cameras for path in source.missing_files(camera)}
     for path in sorted(missing):
         yield fault(path, "missing_file", f"{path} does not exist; the index of {root} names it.")
+    tables = {source.layout.rows(i).path for i in range(len(lengths))}
+    if others := sorted({*(root / "data").rglob("*.parquet")} - tables):
+        message = f"{root}: the index has {len(lengths)} episodes and names none of {len(others)} tables, such as"
+        message += f" {others[0]}. Was it written over? Restore meta/, or remove them."
+        yield fault(others[0], "not_in_index", message)
     for i, length in enumerate(lengths):
         if num_frames is not None and length < num_frames:
             message = f"{root}: {source.name(i)} has {length} frames, but training takes {num_frames}."

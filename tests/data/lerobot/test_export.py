@@ -2,6 +2,8 @@
 """The export of LeRobot data sets, and scripts.prepare_lerobot_data: fetched, and written as captioned clips."""
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,12 +266,31 @@ def test_statistics_are_those_of_each_episode(tmp_path: Path) -> None:
     assert colours["max"][0][0][0] == pytest.approx(grey(1, 4) / 255)
 
 
+def test_what_a_recording_script_may_give_is_taken_or_refused_by_name(tmp_path: Path) -> None:
+    for fps in (None, 0, -10, math.nan, "10"):
+        with pytest.raises(DataError, match=rf"fps={re.escape(repr(fps))} is no rate"):
+            Writer(tmp_path, fps)  # type: ignore[arg-type]
+    writer = Writer(str(tmp_path), 10)  # type: ignore[arg-type]
+    film = numpy.zeros((3, 4, 16, 16), numpy.uint8)
+    for wrong in (film / 255, film.transpose(1, 2, 3, 0), film[:, 0]):
+        with pytest.raises(
+            DataError, match=rf"episode 0, camera '{FRONT}' is torch\..*where pictures are torch\.uint8"
+        ):
+            writer.add(Recording({"action": numpy.zeros((4, 2))}, {FRONT: wrong}, "go"))
+    writer.add(Recording({"action": [[0.0, 1.0]] * 4}, {FRONT: film}, "go"))  # type: ignore[dict-item]
+    writer.finish()
+    assert LeRobotSource.open(tmp_path).episode(0)["action"].tolist() == [[0.0, 1.0]] * 4
+
+
 def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     write(tmp_path, range(3))
     files = [path for path in tmp_path.rglob("*") if path.suffix in (".mp4", ".parquet")]
     assert len(files) == 6
     before = {path: path.stat().st_mtime_ns for path in files}
     (tmp_path / "data/chunk-000/episode_000001.parquet").unlink()
+    with pytest.raises(DataError, match=r"is a data set of 3 episodes already\. Give another folder.*Writer\.after"):
+        Writer(tmp_path, fps=5)
+    (tmp_path / "meta/info.json").unlink()  # as an interrupted writer leaves it
     write(tmp_path, range(3))
     changed = {path.name for path in files if path.stat().st_mtime_ns != before[path]}
     assert changed == {"episode_000001.parquet"}

@@ -4,6 +4,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -491,6 +492,18 @@ def test_faults_of_a_lerobot_data_set_are_found(
     code, record = check(robot, "--any_fps")
     assert code == 1 and [kind for kind, _ in record["found"]] == [kind]
     assert words in record["faults"][0]["message"]
+
+
+def test_tables_that_the_index_does_not_name_and_states_of_another_width_are_faults(robot: Path) -> None:
+    """As of a recording that was written over another, and of an episode of another recorder."""
+    shutil.copy(robot / "data/chunk-000/episode_000001.parquet", robot / "data/chunk-000/episode_000007.parquet")
+    table = made.table(1)
+    table["observation.state"] = np.concatenate([table["observation.state"], table["observation.state"][:, :1]], axis=1)
+    write_table(robot / "data/chunk-000/episode_000001.parquet", table)
+    code, record = check(robot, "--any_fps")
+    found = {fault["kind"]: fault["message"] for fault in record["faults"]}
+    assert code == 1 and "names none of 1 tables, such as" in found["not_in_index"]
+    assert re.search(r"episode_000001 has \d+ numbers of 'observation.state' in a row where", found["actions"])
 
 
 def test_numbers_of_an_action_that_are_none_are_a_fault(robot: Path) -> None:
