@@ -244,11 +244,16 @@ class Runner:
                 self._say(f"    | {text}")
 
     def _of_all(self, now: WayStep, in_step_s: float, left_s: float | None) -> str:
-        """``about 6 min left of 20 min``, of the whole way, by the speed of the steps that are done."""
+        """``about 6 min left of 20 min``, of the whole way, by the speed of the steps that are done and of this one; at
+        first by how many programs share the processors."""
         markers = {step.name: self.marker(step) for step in self.steps if step is not now}
         done = [step for step in self.steps if step is not now and markers[step.name].get("state") == DONE]
         took, guessed = sum(markers[step.name]["seconds"] for step in done), sum(step.guess_s for step in done)
-        speed = took / guessed if guessed >= LEAST_MEASURED_S else 1.0
+        in_all, guessed_in_all = took, guessed
+        if left_s is not None and in_step_s >= LEAST_MEASURED_S:
+            in_all, guessed_in_all = took + in_step_s + left_s, guessed + now.guess_s
+        is_measured = guessed_in_all >= LEAST_MEASURED_S
+        speed = in_all / guessed_in_all if is_measured else max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
         left = max(0.0, speed * now.guess_s - in_step_s) if left_s is None else left_s
         later = [step for step in self.steps[self.steps.index(now) + 1 :] if step not in done]
         left += speed * sum(step.guess_s for step in later if step.name not in self.left_out)

@@ -152,8 +152,25 @@ def test_a_machine_with_more_programs_than_processors_is_called_busy(monkeypatch
         assert busy() == expected
 
 
-def test_steps_that_are_left_out_take_no_time_and_say_so(tmp_path: Path) -> None:
+def test_the_time_left_follows_the_load_and_then_what_steps_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new user beside other programs was told 19 minutes, which became 79."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (6.0, 1.0, 1.0))
+    steps = [replace(copying(tmp_path, "data", name), guess_s=600.0) for name in ("a", "b", "c")]
+    with Runner(tmp_path, steps, io.StringIO()) as runner:
+        assert runner._of_all(steps[0], 0.0, None) == "about 1 h 30 min left of 1 h 30 min", (
+            "a third of a processor each"
+        )
+        assert runner._of_all(steps[0], 300.0, 900.0) == "about 55 min left of 60 min", "the step takes twice its time"
+        monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 1.0, 1.0))
+        assert runner._of_all(steps[0], 0.0, None) == "about 30 min left of 30 min"
+
+
+def test_steps_that_are_left_out_take_no_time_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a gate's no does with those of learning."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 1.0, 1.0))
     steps = [replace(copying(tmp_path, "data", name), guess_s=600.0) for name in ("a", "b", "c")]
     shown = io.StringIO()
     with Runner(tmp_path, steps, shown) as runner:
