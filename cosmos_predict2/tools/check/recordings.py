@@ -103,7 +103,8 @@ def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
             if not numpy.isfinite(rows).all():
                 row = int(numpy.argmin(numpy.isfinite(rows).all(axis=1)))
                 raise DataError(
-                    f"{place}: {source.name(i)} has a number that is not finite in row {row} of its action."
+                    f"{place}: {source.name(i)} has a number that is not finite in row {row} of its action. Mend or"
+                    " remove the episode."
                 )
             return rows
 

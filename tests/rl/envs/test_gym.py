@@ -234,6 +234,7 @@ def test_a_first_picture_shows_what_the_reset_has_placed(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (dict(sucess="touched"), "Did you mean success"),
         (dict(kind="silent"), r"no success or is_success, only \[\].*success=return>=NUMBER"),
         (dict(success="done"), r"no done, only \['is_success'\]"),
         (dict(kind="unseeded"), "begins otherwise each time with the same seed"),

@@ -11,6 +11,7 @@ are arguments of the environment itself:
 
 import gc
 import importlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -353,7 +354,9 @@ def _made(gymnasium: Any, spec: Any, size: int | Sequence[int], settings: Mappin
             return gymnasium.make(spec, render_mode="rgb_array", disable_env_checker=True, **{**drawn, **settings})
         except TypeError as error:
             if not drawn or not re.search("width|height", str(error)):
-                raise ConfigError(f"{spec.id} cannot be built with {dict(settings)}: {error}") from error
+                own = [name for name in inspect.signature(GymTask).parameters if name not in ("env_id", "settings")]
+                meant = next(filter(None, (near(name, own) for name in settings)), "")
+                raise ConfigError(f"{spec.id} cannot be built with {dict(settings)}: {error}.{meant}") from error
         except ImportError as error:
             raise ConfigError(f"{spec.id} cannot be built: {error}. Install what it imports.") from error
         except gymnasium.error.Error as error:
