@@ -660,7 +660,8 @@ def test_learning_that_the_watch_stops_at_once_keeps_the_clone(
     ("verdict", "values", "word", "kept", "said"),
     [
         ("doubtful", (0.2, 0.45), "unmeasured", "learnt", "rose by 1.25 of what a success is worth above a failure"),
-        ("go", (0.2, 0.35), "kept", "the clone", "What was learnt is not kept: its imagined value rose by 0.75"),
+        ("go", (0.2, 0.345), "unmeasured", "learnt", "rose by 0.72 of what a success"),
+        ("go", (0.2, 0.335), "kept", "the clone", "What was learnt is not kept: its imagined value rose by 0.68"),
         ("go", (0.4, 0.3), "kept", "the clone", "its imagined value fell by 0.50 of what"),
         ("go", (), "kept", "the clone", "changed by an unknown share of what"),
         ("no", (), "refused", "the clone", "The gate says no"),
