@@ -325,7 +325,8 @@ def test_true_attempts_are_played_on_after_success(monkeypatch: pytest.MonkeyPat
     """Cut there, the ends of what succeeds are those of other lengths, and were valued below failures."""
     env: Any = SimpleNamespace(metadata={}, terminate_on_success=True)
 
-    def play(policy: Any, env: Any, *given: Any) -> Any:
+    def play(policy: Any, env: Any, starts: Any, *given: Any) -> Any:
+        assert min(starts.trial_ids) >= 100_000, "not those that recordings begin with"
         raise ConfigError(f"plays on: {not env.terminate_on_success}")
 
     monkeypatch.setattr(imagination_check, "attempts", play)
