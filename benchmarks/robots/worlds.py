@@ -25,6 +25,7 @@ METAWORLD = {
     "hammer": "hammer-v3",
     "pull": "coffee-pull-v3",
     "pushv": "push-v3",
+    "stick": "stick-push-v3",
 }
 SENTENCES = {
     "reach": "move the gripper to the red ball",
@@ -40,6 +41,7 @@ SENTENCES = {
     "hammer": "hammer",
     "pull": "coffee-pull",
     "pushv": "push",
+    "stick": "push the bottle with the stick",
     "push": "push the block to the red goal",
     "touch": "move the gripper to the red ball",
     "maze": "roll the green ball to the red one",
